@@ -1,9 +1,9 @@
-// The trainer. Read it from top to bottom: one step -> the loop -> evaluation and saving -> setup -> main.
-// llmc/run/run_setup.c chooses the model and the data, and llmc/run/report.c reports on the run. The functions called
-// here are documented in the headers of their modules under llmc/.
+// The trainer. Read it from top to bottom: one step -> the loop -> evaluation and saving -> setup
+// -> main. llmc/run/run_setup.c chooses the model and the data, and llmc/run/report.c reports on
+// the run. The functions called here are documented in the headers of their modules under llmc/.
 //
-// This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu, train_gpt2 and
-// train_gpt2sim. It never knows which backend implements device.h and ops.h.
+// This is a C file in spite of its name (-x c), compiled once and linked into train_gpt2cu,
+// train_gpt2 and train_gpt2sim. It never knows which backend implements device.h and ops.h.
 #include "llmc/base/clock.h"
 #include "llmc/base/format.h"
 #include "llmc/base/limits.h"
@@ -41,7 +41,8 @@ typedef struct {
     Optimizer *optimizer;
     DataLoader *loader;
     DataParallel *shared;  // how the processes share a step
-    StepRecord records[2]; // of this step, and of the step before, which is reported while this one computes
+    StepRecord records[2]; // of this step, and of the step before, which is reported while this one
+                           // computes
     RunLog *log;
     Report *report;
     DeviceSpeed speed;
@@ -51,15 +52,17 @@ typedef struct {
     char **argv;
 } Run;
 
-// ------------------------------------------------------------------------------------------------------------ one step
+// -------------------------------------------------------------------------------------------------
+// one step
 
 static void report_all(Run *run);
 static bool report_numerics(Run *run, Error *err);
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-// loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision -> update -> weights to all
-// processes. The host never waits for this step: it is reported while the next one computes. A signal between two
-// micro-steps ends it early, also with true: state->step and the content of a checkpoint are then unchanged.
+// loader -> [forward -> backward] x accumulation -> sum over processes -> norm -> decision ->
+// update -> weights to all processes. The host never waits for this step: it is reported while the
+// next one computes. A signal between two micro-steps ends it early, also with true: state->step
+// and the content of a checkpoint are then unchanged.
 static bool train_step(Run *run, Error *err) {
     const RunSetup *setup = &run->setup;
     const StepShare *share = &run->setup.share;
@@ -70,14 +73,16 @@ static bool train_step(Run *run, Error *err) {
     if (watched) model_observe(run->model, true);
     device_event_record(record->start, STREAM_COMPUTE);
     data_parallel_begin(run->shared);
-    for (int group = 0; group < share->count; group++) { // one, unless --reduce-groups asks for more
+    for (int group = 0; group < share->count;
+         group++) { // one, unless --reduce-groups asks for more
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
             if (signals_pending()) return true;
             if (watch_has_failed(err)) return false;
             watch_progress();
             if (!dataloader_next(run->loader, &windows, &count, err)) return false;
-            const bool last = group + 1 == share->count && done + count == step_share_windows(share, group);
+            const bool last =
+                group + 1 == share->count && done + count == step_share_windows(share, group);
             data_parallel_micro_step(run->shared, last);
             model_load_batch(run->model, windows, count, setup->T, setup->data.train.token_bytes);
             model_forward_backward(run->model, tokens, done == 0);
@@ -90,12 +95,15 @@ static bool train_step(Run *run, Error *err) {
     record->lr = schedule_lr(&setup->schedule, step);
     optimizer_step(run->optimizer, record->lr, tokens, watched);
     if (!data_parallel_share_weights(run->shared, err)) return false;
-    copy_d2h(record->control, model_control(run->model).data, sizeof *record->control, STREAM_COMPUTE);
+    copy_d2h(record->control, model_control(run->model).data, sizeof *record->control,
+             STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
-    state->position = dataloader_position(run->loader); // in windows: a step that fails midway is read again
+    // in windows: a step that fails midway is read again
+    state->position = dataloader_position(run->loader);
     report_step(run->report, before);
-    if (device_event_done(record->stop)) report_step(run->report, record); // on the CPU always; once per record
+    if (device_event_done(record->stop))
+        report_step(run->report, record); // on the CPU always; once per record
     return !watched || report_numerics(run, err);
 }
 
@@ -115,7 +123,8 @@ static bool report_numerics(Run *run, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------ the loop
+// -------------------------------------------------------------------------------------------------
+// the loop
 
 static bool evaluate(Run *run, bool last, Error *err);
 static void store_best_loss(Run *run);
@@ -123,7 +132,8 @@ static bool write_checkpoint(Run *run, Error *err);
 static bool write_files(void *context, Error *err);
 static void rotate(Run *run);
 
-// Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time limit or a signal.
+// Runs steps, with evaluation, samples and checkpoints between them, until the last step, the time
+// limit or a signal.
 static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
@@ -139,24 +149,27 @@ static bool loop(Run *run, Error *err) {
         if (!processes_decide(&now, err)) return false;
         const bool last = step >= run->setup.total_steps || (now.timed_out && has_trained);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
-        const bool ends = last || signals_pending(); // a signal during evaluation too: the resume completes it
+        // a signal during evaluation too: the resume completes it
+        const bool ends = last || signals_pending();
         const bool saves = has_trained && (ends || due(step, o->checkpoint_every));
         if (saves) report_all(run);
         if ((saves || (has_trained && due(step, WEIGHTS_CHECK_STEPS))) &&
-            !(data_parallel_await_weights(run->shared, err) && processes_compare_weights(run->model, step, err)))
+            !(data_parallel_await_weights(run->shared, err) &&
+              processes_compare_weights(run->model, step, err)))
             return false;
         if (saves && !comm_all_ok(write_checkpoint(run, err), err)) return false;
         if (ends) return now.log_exists;
         if (now.log_exists && train_step(run, err)) continue;
 
-        // The directory is gone, or the step failed, maybe in one process alone: saves what was trained, if this
-        // process has all of the optimizer's state. After half a sum the weights may be wrong: the last checkpoint
-        // counts.
+        // The directory is gone, or the step failed, maybe in one process alone: saves what was
+        // trained, if this process has all of the optimizer's state. After half a sum the weights
+        // may be wrong: the last checkpoint counts.
         if (comm_is_lost()) return false;
         report_all(run);
         const bool has_all = !now.log_exists || comm_size() == 1 || o->zero_stage == 0;
         Error unsaved;
-        if (run->setup.state.step > run->setup.first_step && has_all && !write_checkpoint(run, &unsaved))
+        if (run->setup.state.step > run->setup.first_step && has_all &&
+            !write_checkpoint(run, &unsaved))
             runlog_text(run->log, "%s", unsaved.text);
         return false;
     }
@@ -170,7 +183,8 @@ static bool profile_loop(Run *run, Error *err) {
         if (!train_step(run, err)) return false;
     }
     report_all(run);
-    // The machine may have been busy when its limits were measured, and nothing is faster than its limit.
+    // The machine may have been busy when its limits were measured, and nothing is faster than its
+    // limit.
     DeviceSpeed again, *speed = &run->speed;
     const char *directory = NULL;
     Error unmeasured;
@@ -183,7 +197,8 @@ static bool profile_loop(Run *run, Error *err) {
     return profile_report(run->log, directory, run->setup.dtype, run->speed, err);
 }
 
-// ----------------------------------------------------------------------------------------------- evaluation and saving
+// -----------------------------------------------------------------------------------------------
+// evaluation and saving
 
 // Validates, and answers the multiple-choice files of -h.
 static bool score(Run *run, Error *err) {
@@ -192,7 +207,8 @@ static bool score(Run *run, Error *err) {
     if (s->data.has_val) {
         ValidationScore each[MIXTURE_MAX], all; // of each source of -j, and of the mixture
         report_validating(run->report);
-        if (!evaluate_sources(run->model, &s->data.val, s->options.val_sequences, s->tokenizer, each, &all, err))
+        if (!evaluate_sources(run->model, &s->data.val, s->options.val_sequences, s->tokenizer,
+                              each, &all, err))
             return false;
         if (all.tokens == 0) return true; // a signal came
         run->setup.state.best_val_loss = fmin(run->setup.state.best_val_loss, all.loss);
@@ -202,14 +218,16 @@ static bool score(Run *run, Error *err) {
         const double start = now_seconds();
         const ChoiceSet *set = s->choices.sets[i];
         ChoiceScore right;
-        if (!evaluate_choices(run->model, set, s->choice_examples, &right, NULL, NULL, err)) return false;
+        if (!evaluate_choices(run->model, set, s->choice_examples, &right, NULL, NULL, err))
+            return false;
         if (right.examples == 0) return true; // a signal came
         runlog_choices(run->log, s->state.step, choices_name(set), &right, now_seconds() - start);
     }
     return true;
 }
 
-// Between steps a text is shown when it is complete; with -x 0 as it is drawn, with its speed. Process 0 draws it.
+// Between steps a text is shown when it is complete; with -x 0 as it is drawn, with its speed.
+// Process 0 draws it.
 static bool sample(Run *run, Error *err) {
     const bool streamed = run->setup.options.max_steps == 0 && run->setup.options.samples == 1;
     GenerateOptions options = run_setup_generate(&run->setup);
@@ -227,12 +245,13 @@ static bool sample(Run *run, Error *err) {
     return true;
 }
 
-// Runs everything due after this step. A resumed run repeats the evaluation at its checkpoint, which a signal may have
-// cut short; its log keeps the new one.
+// Runs everything due after this step. A resumed run repeats the evaluation at its checkpoint,
+// which a signal may have cut short; its log keeps the new one.
 static bool evaluate(Run *run, bool last, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step;
-    const bool scores = due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0));
+    const bool scores =
+        due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0));
     const bool samples = (step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0);
     if (!scores && !samples) return true;
     report_all(run);
@@ -243,11 +262,14 @@ static bool evaluate(Run *run, bool last, Error *err) {
     return !samples || sample(run, err);
 }
 
-// The validation of the checkpoint that the run resumes from, made up for: a run that is done saves no other.
+// The validation of the checkpoint that the run resumes from, made up for: a run that is done saves
+// no other.
 static void store_best_loss(Run *run) {
     const RunSetup *s = &run->setup;
     Error unstored;
-    if (!s->resume_path || s->options.max_steps == 0 || comm_rank() > 0 || isinf(s->state.best_val_loss)) return;
+    if (!s->resume_path || s->options.max_steps == 0 || comm_rank() > 0 ||
+        isinf(s->state.best_val_loss))
+        return;
     if (!checkpoint_set_best_loss(s->resume_path, run->model, s->state.best_val_loss, &unstored))
         runlog_field(run->log, "warning", "%s; the checkpoint lacks its best loss", unstored.text);
 }
@@ -258,12 +280,13 @@ static bool updated_nothing(const Run *run) {
     return skipped == run->setup.state.step - run->setup.first_step;
 }
 
-// Process 0 writes the weights and the state of all. A run that has updated nothing writes nothing: with --keep its
-// copies would replace older weights that are as good, and claim progress.
+// Process 0 writes the weights and the state of all. A run that has updated nothing writes nothing:
+// with --keep its copies would replace older weights that are as good, and claim progress.
 static bool write_checkpoint(Run *run, Error *err) {
     if (!*run->setup.options.output) return true;
     if (!updated_nothing(run)) return data_parallel_write(run->shared, write_files, run, err);
-    runlog_field(run->log, "not saved", "no step of this run has updated the weights yet: all of them were skipped");
+    runlog_field(run->log, "not saved",
+                 "no step of this run has updated the weights yet: all of them were skipped");
     return true;
 }
 
@@ -272,8 +295,9 @@ static bool write_files(void *context, Error *err) {
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
     const double began = now_seconds();
-    // The control after the last whole step. Micro-steps of the next step, which a signal or missing data ended, have
-    // advanced the count of random bits in the model's control, and changed nothing else that is saved.
+    // The control after the last whole step. Micro-steps of the next step, which a signal or
+    // missing data ended, have advanced the count of random bits in the model's control, and
+    // changed nothing else that is saved.
     const StepRecord *record = &run->records[state->step % 2];
     device_event_wait(record->stop);
     state->control = *record->control;
@@ -295,7 +319,8 @@ static bool write_files(void *context, Error *err) {
     return true;
 }
 
-// Removes the checkpoints beyond --keep: after a save, and before the first step, in case a kill cut a removal short.
+// Removes the checkpoints beyond --keep: after a save, and before the first step, in case a kill
+// cut a removal short.
 static void rotate(Run *run) {
     const Options *o = &run->setup.options;
     Error kept;
@@ -311,15 +336,18 @@ static bool export_weights(void *context, Error *err) {
     const char *use = "";
     if (export_is_directory(s->export_path) && model_class_refuses(&s->config))
         use = ", for this program: transformers refuses heads that do not divide C";
-    if (!model_class(&s->config)) use = ", for this program: no class of transformers has these blocks";
+    if (!model_class(&s->config))
+        use = ", for this program: no class of transformers has these blocks";
     const HuggingFaceModel m = {
         .model = run->model, .eot = s->state.eot, .tokenizer = s->tokenizer, .extras = &s->extras};
 
     // Nothing was computed: the file has every bit, the model those of its type.
     WeightsOrigin *origin = NULL;
     const bool is_unchanged = s->state.step == s->first_step;
-    if (is_unchanged) origin = weights_origin_begin(run->model, run_setup_weights(s), s->state.seed, err);
-    const bool ok = (origin || !is_unchanged) && export_model(s->export_path, &m, s->export_type, err);
+    if (is_unchanged)
+        origin = weights_origin_begin(run->model, run_setup_weights(s), s->state.seed, err);
+    const bool ok =
+        (origin || !is_unchanged) && export_model(s->export_path, &m, s->export_type, err);
     weights_origin_end(origin);
     if (!ok) return false;
 
@@ -327,7 +355,8 @@ static bool export_weights(void *context, Error *err) {
     for (const char *line; (line = strsep(&rest, "\n"));)
         if (*line) runlog_field(run->log, "warning", "%s", line);
     free(warnings);
-    runlog_field(run->log, "exported", "%s in %s%s", s->export_path, export_type_name(s->export_type), use);
+    runlog_field(run->log, "exported", "%s in %s%s", s->export_path,
+                 export_type_name(s->export_type), use);
     return true;
 }
 
@@ -338,9 +367,13 @@ static bool finish(Run *run, Error *err) {
     const bool trains = o->max_steps != 0 && o->profile == 0;
     if (trains && steps > 0 && updated_nothing(run)) { // all were skipped: the run is not done
         const char *next = "lower -l, or check the weights and the data";
-        if (run->setup.dtype == DTYPE_FP16) next = "more steps lower the loss scale, and --dtype bf16 needs none";
-        if (model_get_control(run->model).skip != SKIP_NONFINITE) next = "raise -sl and -sg, or set them to 0";
-        return error_set(err, "none of %lld steps has updated the weights: all were skipped, and nothing was saved; %s",
+        if (run->setup.dtype == DTYPE_FP16)
+            next = "more steps lower the loss scale, and --dtype bf16 needs none";
+        if (model_get_control(run->model).skip != SKIP_NONFINITE)
+            next = "raise -sl and -sg, or set them to 0";
+        return error_set(err,
+                         "none of %lld steps has updated the weights: all were skipped, and "
+                         "nothing was saved; %s",
                          (long long)steps, next);
     }
     if (*o->export && !data_parallel_write(run->shared, export_weights, run, err)) return false;
@@ -353,7 +386,8 @@ static bool finish(Run *run, Error *err) {
     return !done || comm_all_ok(comm_rank() > 0 || checkpoint_mark_done(o->output, step, err), err);
 }
 
-// --------------------------------------------------------------------------------------------------------------- setup
+// -------------------------------------------------------------------------------------------------
+// setup
 
 // Measures before the model is built, so that the memory of the measurement is free again.
 static void measure_speed(Run *run) {
@@ -365,7 +399,8 @@ static void measure_speed(Run *run) {
     report_starting(&run->setup, bytes, run->measures_speed);
     if (!run->measures_speed) return;
     if (speed_measure(run->setup.dtype, (size_t)bytes, &run->speed, &unmeasured)) return;
-    if (comm_rank() == 0) fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
+    if (comm_rank() == 0)
+        fprintf(stderr, "the speed of this machine was not measured: %s\n", unmeasured.text);
     run->speed = (DeviceSpeed){0};
 }
 
@@ -373,9 +408,12 @@ static bool build_model(Run *run, Error *err) {
     const ModelOptions model = run_setup_model(&run->setup);
     run->model = model_create(&model, err);
     if (!run->model)
-        return error_prefix(err, "the model was planned to fit but does not; another process may have taken memory");
+        return error_prefix(
+            err,
+            "the model was planned to fit but does not; another process may have taken memory");
     StepControl *control = &run->setup.state.control; // from a checkpoint, or new
-    // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in another dtype.
+    // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in
+    // another dtype.
     if (run->setup.dtype != DTYPE_FP16)
         control->loss_scale = 1.0f;
     else if (control->loss_scale == 1.0f)
@@ -387,7 +425,8 @@ static bool build_model(Run *run, Error *err) {
 static bool load_model(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const char *path = run_setup_weights(&run->setup);
-    const bool with_moments = run->setup.resume_path && o->max_steps != 0 && o->resume == RESUME_ALL;
+    const bool with_moments =
+        run->setup.resume_path && o->max_steps != 0 && o->resume == RESUME_ALL;
     if (!path) model_init_weights(run->model, (uint64_t)o->seed);
     return (!path || weights_file_load(run->model, path, err)) &&
            (!with_moments || optimizer_file_load(run->model, path, err));
@@ -413,12 +452,14 @@ static bool build_training(Run *run, Error *err) {
 
 static bool open_log(Run *run, Error *err) {
     const Options *o = &run->setup.options;
-    const bool only_evaluates = o->max_steps == 0; // appends to the log of a run and removes nothing
+    // appends to the log of a run and removes nothing
+    const bool only_evaluates = o->max_steps == 0;
     const bool appends = run->setup.resume_path != NULL || only_evaluates;
     const char *directory = NULL;
     const int64_t first_step = only_evaluates ? INT64_MAX : run->setup.state.step;
     if (comm_rank() == 0) directory = o->output;
-    run->log = runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS"), err);
+    run->log =
+        runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS"), err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
@@ -442,7 +483,8 @@ static void close_run(Run *run) {
     comm_end();
 }
 
-// ---------------------------------------------------------------------------------------------------------------- main
+// -------------------------------------------------------------------------------------------------
+// main
 
 // Runs from the options to the end. Returns the exit code, with the reason of a failure in *err.
 static int run_all(Run *run, Error *err) {
@@ -450,14 +492,18 @@ static int run_all(Run *run, Error *err) {
     const bool asks = o->plan != PLAN_NONE;
     if (!options_measures_speed(o, &run->measures_speed, err)) return EXIT_BAD_INPUT;
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
-    if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv); // and waits for them
+    if (!asks && o->gpus > 1 && comm_size() == 1)
+        return launch_processes(o->gpus, run->argv);          // and waits for them
     if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
-    if (!options_check_together(o, err)) return EXIT_BAD_INPUT; // those given now, with those of the run
-    if (!asks) { // before the device is opened, so that its threads and memory are in the right place
+    if (!options_check_together(o, err))
+        return EXIT_BAD_INPUT; // those given now, with those of the run
+    if (!asks) { // before the device is opened, so that its threads and memory are in the right
+                 // place
         char gpu[64];
         device_address(comm_local_rank(), gpu);
-        if (options_environment("PRETRAIN_NUMA") && !placement_bind(&run->setup.placement, gpu, o->threads, err))
+        if (options_environment("PRETRAIN_NUMA") &&
+            !placement_bind(&run->setup.placement, gpu, o->threads, err))
             return EXIT_BAD_INPUT;
     }
     DeviceOptions device = options_device(o);
@@ -465,24 +511,30 @@ static int run_all(Run *run, Error *err) {
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
     if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
     if (asks) return EXIT_BAD_INPUT;
-    if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err)) return EXIT_BAD_INPUT;
-    // A resume remembers its command once it is known to work; a new run has no other to go back to.
+    if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err))
+        return EXIT_BAD_INPUT;
+    // A resume remembers its command once it is known to work; a new run has no other to go back
+    // to.
     const bool resumes = run->setup.resume_path != NULL;
-    if (!resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
+    if (!resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err))
+        return EXIT_RUN_FAILED;
     measure_speed(run);
     if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
     if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
     if (o->max_steps != 0) {
         if (!comm_all_ok(build_training(run, err), err)) return EXIT_RUN_FAILED;
-        if (!processes_share_tuning(run->model, run->optimizer, &run->setup.share, err)) return EXIT_RUN_FAILED;
+        if (!processes_share_tuning(run->model, run->optimizer, &run->setup.share, err))
+            return EXIT_RUN_FAILED;
         // A checkpoint may give each process only its part of the weights (model_set_compensation).
-        if (run->setup.resume_path &&
-            !(data_parallel_share_weights(run->shared, err) && data_parallel_await_weights(run->shared, err)))
+        if (run->setup.resume_path && !(data_parallel_share_weights(run->shared, err) &&
+                                        data_parallel_await_weights(run->shared, err)))
             return EXIT_RUN_FAILED;
     }
-    signals_install();                           // from here on there is a log that must stay complete
-    if (o->max_steps != 0) output_limit_wait(5); // seconds that a stopped pager may delay the run, once
-    if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err)) return EXIT_RUN_FAILED;
+    signals_install(); // from here on there is a log that must stay complete
+    if (o->max_steps != 0)
+        output_limit_wait(5); // seconds that a stopped pager may delay the run, once
+    if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err))
+        return EXIT_RUN_FAILED;
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
     if (o->profile > 0 && !profile_loop(run, err)) return EXIT_RUN_FAILED;
     if (o->profile == 0 && !loop(run, err)) return EXIT_RUN_FAILED;
@@ -496,7 +548,8 @@ static int run_all(Run *run, Error *err) {
 }
 
 typedef enum {
-    ENDED,            // all steps are done, or a signal came and the run is saved; with --gpus the processes report
+    ENDED, // all steps are done, or a signal came and the run is saved; with --gpus the processes
+           // report
     FAILED_TOGETHER,  // all processes know: process 0 reports it
     FAILED_HERE,      // the other processes do not know, and may be waiting for this one
     FAILED_ELSEWHERE, // another process was lost; watch.h has printed it

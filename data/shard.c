@@ -1,5 +1,5 @@
-// data/shard: what is in token shards? Lists them, verifies them, shows their tokens (`data/shard --help`). Reads
-// llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
+// data/shard: what is in token shards? Lists them, verifies them, shows their tokens (`data/shard
+// --help`). Reads llm.c's and modded-nanogpt's shards as well as ours. Changes nothing.
 #include "data/tool.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
@@ -23,14 +23,17 @@
 
 static const char HELP[] =
     "usage: data/shard list GLOB...               a table: version, tokens, vocabulary, documents\n"
-    "       data/shard verify GLOB...             header, size, every token, checksum by manifest.json\n"
+    "       data/shard verify GLOB...             header, size, every token, checksum by "
+    "manifest.json\n"
     "       data/shard show GLOB...               tokens as numbers with their text\n"
     "\n"
     "      --at TOKEN          show: the first token (default 0)\n"
     "      --count N           show: how many (default 32)\n"
     "      --tokenizer PATH    show: the tokenizer of the shards (default: the one next to them)\n"
-    "      --vocab N           verify: tokens must be below N (default: the vocabulary that the file states)\n"
-    "      --eot N             list: end-of-text token of files that do not state it (50256 for GPT-2's)\n"
+    "      --vocab N           verify: tokens must be below N (default: the vocabulary that the "
+    "file states)\n"
+    "      --eot N             list: end-of-text token of files that do not state it (50256 for "
+    "GPT-2's)\n"
     "  -h, --help              show this help\n"
     "\n"
     "Exit code 2: a file is damaged or not a shard; all others are still checked.\n";
@@ -59,19 +62,23 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
     if (!tool_read_options("shard", table, argc, argv, err)) return false;
     if (l->help) return true;
     if (optind < argc) l->command = argv[optind];
-    if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 && strcmp(l->command, "show") != 0)
-        return error_set(err, "%s%sexpected list, verify or show; %s --help shows the usage", l->command,
-                         *l->command ? ": " : "", tool_path("shard").text);
+    if (strcmp(l->command, "list") != 0 && strcmp(l->command, "verify") != 0 &&
+        strcmp(l->command, "show") != 0)
+        return error_set(err, "%s%sexpected list, verify or show; %s --help shows the usage",
+                         l->command, *l->command ? ": " : "", tool_path("shard").text);
     if (optind + 1 >= argc)
-        return error_set(err, "%s: no files given; %s --help shows the usage", l->command, tool_path("shard").text);
+        return error_set(err, "%s: no files given; %s --help shows the usage", l->command,
+                         tool_path("shard").text);
     return true;
 }
 
 // n tokens from token `first` on into the block, each in 4 bytes.
 static bool read_block(Look *l, const Shard *s, int64_t first, int64_t n, Error *err) {
     const int64_t offset = SHARD_HEADER_BYTES + first * s->token_bytes;
-    if (!file_read_at(s->fd, s->path, offset, l->block, (size_t)(n * s->token_bytes), err)) return false;
-    for (int64_t i = n - 1; i >= 0 && s->token_bytes == 2; i--) { // from the end on: nothing unread is overwritten
+    if (!file_read_at(s->fd, s->path, offset, l->block, (size_t)(n * s->token_bytes), err))
+        return false;
+    for (int64_t i = n - 1; i >= 0 && s->token_bytes == 2;
+         i--) { // from the end on: nothing unread is overwritten
         uint16_t token;
         memcpy(&token, (const char *)l->block + 2 * i, sizeof token);
         l->block[i] = token;
@@ -94,8 +101,10 @@ static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Erro
         while (l->block[i] < vocab) i++;
         return error_set(err,
                          "%s: token %" PRId64 " (byte %" PRId64 ") is %" PRIu32
-                         ", expected below the vocabulary, %" PRId64 "; the file is damaged or from another tokenizer",
-                         s->path, at + i, SHARD_HEADER_BYTES + (at + i) * s->token_bytes, l->block[i], vocab);
+                         ", expected below the vocabulary, %" PRId64
+                         "; the file is damaged or from another tokenizer",
+                         s->path, at + i, SHARD_HEADER_BYTES + (at + i) * s->token_bytes,
+                         l->block[i], vocab);
     }
     return true;
 }
@@ -112,45 +121,55 @@ static bool list_file(Look *l, const ShardSet *set, Error *err) {
     if (eot < 0) eot = l->eot;
     int32_t header[2];
     char vocab[24], stated[24], documents[24];
-    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) || !scan_shard(l, s, 0, eot, err)) return false;
-    format_print(stdout, "%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION], s->num_tokens,
-                 s->token_bytes, number_or_dash(set->vocab, set->vocab > 0, vocab),
-                 number_or_dash(set->eot, set->eot >= 0, stated), number_or_dash(l->num_eot, eot >= 0, documents),
-                 s->path);
+    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) ||
+        !scan_shard(l, s, 0, eot, err))
+        return false;
+    format_print(stdout, "%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION],
+                 s->num_tokens, s->token_bytes, number_or_dash(set->vocab, set->vocab > 0, vocab),
+                 number_or_dash(set->eot, set->eot >= 0, stated),
+                 number_or_dash(l->num_eot, eot >= 0, documents), s->path);
     l->tokens += s->num_tokens;
     l->documents += l->num_eot;
     return true;
 }
 
 // Looks for the entry of a file, and for every file that is listed.
-static bool find_entry(const cJSON *manifest, const char *directory, const char *name, const cJSON **entry,
-                       Error *err) {
+static bool find_entry(const cJSON *manifest, const char *directory, const char *name,
+                       const cJSON **entry, Error *err) {
     for (CorpusSide i = 0; i < CORPUS_SIDES; i++) {
         const cJSON *side, *shards, *item;
-        if (!json_get_object(manifest, corpus_side_names[i], &side, err) || !json_find(side, "shards", &shards, err))
+        if (!json_get_object(manifest, corpus_side_names[i], &side, err) ||
+            !json_find(side, "shards", &shards, err))
             return false;
-        if (!cJSON_IsArray(shards)) return error_set(err, "\"%s\" has no array \"shards\"", corpus_side_names[i]);
+        if (!cJSON_IsArray(shards))
+            return error_set(err, "\"%s\" has no array \"shards\"", corpus_side_names[i]);
         cJSON_ArrayForEach(item, shards) {
             const char *file;
-            if (!cJSON_IsObject(item)) return error_set(err, "an entry of \"shards\" is not an object");
+            if (!cJSON_IsObject(item))
+                return error_set(err, "an entry of \"shards\" is not an object");
             if (!json_get_string(item, "file", &file, err)) return false;
             char *path = path_join(directory, file);
             const bool there = file_exists(path);
             free(path);
-            if (!there) return error_set(err, "states %s, which is missing; copy it or prepare again", file);
+            if (!there)
+                return error_set(err, "states %s, which is missing; copy it or prepare again",
+                                 file);
             if (strcmp(file, name) == 0) *entry = item;
         }
     }
     return true;
 }
 
-// Checks every token of the file, and the file against its entry in the manifest next to it, if there is one.
+// Checks every token of the file, and the file against its entry in the manifest next to it, if
+// there is one.
 static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     const Shard *s = &set->shards[0];
     int64_t vocab = l->vocab;
     if (vocab == 0) vocab = set->vocab;
     CorpusShard found = {.tokens = s->num_tokens}, stated;
-    if (!scan_shard(l, s, vocab, -1, err) || !file_checksum(s->path, &found.bytes, &found.xxh3, err)) return false;
+    if (!scan_shard(l, s, vocab, -1, err) ||
+        !file_checksum(s->path, &found.bytes, &found.xxh3, err))
+        return false;
     char *directory = path_parent(s->path), *path = path_join(directory, "manifest.json");
     const char *compared = "no manifest.json next to it";
     const cJSON *entry = NULL;
@@ -158,15 +177,17 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     bool ok = true;
     if (file_exists(path)) {
         manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
-        ok = manifest &&
-             (find_entry(manifest, directory, path_name(s->path), &entry, err) || error_prefix(err, "%s", path));
+        ok = manifest && (find_entry(manifest, directory, path_name(s->path), &entry, err) ||
+                          error_prefix(err, "%s", path));
         compared = "not in manifest.json";
     }
     if (ok && entry) {
         compared = "as in manifest.json";
         ok = corpus_manifest_read_shard(entry, &stated, err);
         if (ok && (stated.tokens != found.tokens || stated.bytes != found.bytes))
-            ok = error_set(err, "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64 " and %" PRId64,
+            ok = error_set(err,
+                           "states %" PRId64 " tokens, %" PRId64 " bytes; the file has %" PRId64
+                           " and %" PRId64,
                            stated.tokens, stated.bytes, found.tokens, found.bytes);
         if (ok && stated.xxh3 != found.xxh3)
             ok = error_set(err,
@@ -179,9 +200,10 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     free(path);
     free(directory);
     if (!ok) return false;
-    format_print(stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n", s->path,
-                 s->num_tokens, l->largest, vocab <= 0 ? " (no vocabulary stated: --vocab N checks it)" : "",
-                 found.xxh3, compared);
+    format_print(
+        stdout, "%s: %" PRId64 " tokens, the largest is %" PRIu32 "%s, xxh3 %016" PRIx64 ": %s\n",
+        s->path, s->num_tokens, l->largest,
+        vocab <= 0 ? " (no vocabulary stated: --vocab N checks it)" : "", found.xxh3, compared);
     return true;
 }
 
@@ -192,7 +214,8 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     if (*l->tokenizer) V = INT32_MAX;
     Tokenizer *t = NULL;
     if (l->at >= s->num_tokens)
-        return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path, s->num_tokens);
+        return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path,
+                         s->num_tokens);
     // A given tokenizer needs no limit of a model, and no shards that state their vocabulary.
     if (*l->tokenizer && set->vocab == 0) {
         t = tokenizer_open(l->tokenizer, err);
@@ -200,10 +223,11 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     } else if (!tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err)) {
         return false;
     }
-    bool ok = t || error_set(err,
-                             "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
-                             "data/gpt2-tokenizer (%s gpt2-tokenizer)",
-                             s->path, path_of_tool("data/get.py").text);
+    bool ok =
+        t || error_set(err,
+                       "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
+                       "data/gpt2-tokenizer (%s gpt2-tokenizer)",
+                       s->path, path_of_tool("data/get.py").text);
     const int64_t end = l->at + min_i64(l->count, s->num_tokens - l->at);
     for (int64_t at = l->at; ok && at < end; at++) {
         size_t length;
@@ -228,7 +252,8 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
 }
 
-// Every file of a pattern as a set of its own: a problem is printed and counted, and the next file follows.
+// Every file of a pattern as a set of its own: a problem is printed and counted, and the next file
+// follows.
 static void visit_pattern(Look *l, const char *pattern) {
     char **names;
     int count;
@@ -271,12 +296,12 @@ int main(int argc, char **argv) {
         return EXIT_OK;
     }
     if (*l.command == 'l')
-        printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab", "eot", "documents",
-               "file");
+        printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab",
+               "eot", "documents", "file");
     for (int i = optind + 1; i < argc; i++) visit_pattern(&l, argv[i]);
     if (*l.command == 'l' && l.files - l.bad > 1)
-        printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total", l.tokens, "", "", "",
-               l.documents, l.files - l.bad);
+        printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total",
+               l.tokens, "", "", "", l.documents, l.files - l.bad);
     if (*l.command == 'v') {
         printf("%" PRId64 " file%s: ", l.files, format_plural(l.files));
         if (l.bad > 0)

@@ -8,7 +8,8 @@
 
 #include <string.h>
 
-// Rounds: at least MIN_ROUNDS, then until the time is used up. The first one loads code and is not counted.
+// Rounds: at least MIN_ROUNDS, then until the time is used up. The first one loads code and is not
+// counted.
 enum { MIN_ROUNDS = 3, MAX_ROUNDS = 200 };
 
 typedef struct {
@@ -27,7 +28,8 @@ static double one_round(const SpeedWork *w, DeviceEvent *start, DeviceEvent *sto
     return device_event_seconds(start, stop);
 }
 
-// The median over `budget` seconds of rounds; if the first alone takes several budgets, its seconds.
+// The median over `budget` seconds of rounds; if the first alone takes several budgets, its
+// seconds.
 static double median_seconds(const SpeedWork *w, double budget) {
     double seconds[MAX_ROUNDS], spent = 0;
     int rounds = 0;
@@ -36,7 +38,8 @@ static double median_seconds(const SpeedWork *w, double budget) {
     REQUIRE_MEMORY(start && stop, "events");
     seconds[0] = one_round(w, start, stop);
     if (seconds[0] > 4 * budget) rounds = 1;
-    while (seconds[0] <= 4 * budget && rounds < MAX_ROUNDS && (rounds < MIN_ROUNDS || spent < budget)) {
+    while (seconds[0] <= 4 * budget && rounds < MAX_ROUNDS &&
+           (rounds < MIN_ROUNDS || spent < budget)) {
         seconds[rounds] = one_round(w, start, stop);
         spent += seconds[rounds++];
     }
@@ -67,34 +70,45 @@ static bool speed_fill_random(void *device, DType dtype, int64_t numel, Error *e
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- matmul
+// -------------------------------------------------------------------------------------------------
+// matmul
 
 typedef struct {
     int64_t M, N, K;
 } SpeedShape;
 
-// The smallest that takes MIN_SECONDS, so that launches do not count: the first on the simulator, the second on the CPU
-// (one library call, hot operands), the last on an H200 (1.4 ms in bf16).
-static const SpeedShape SHAPES[] = {{128, 128, 128}, {1024, 1536, 768}, {2048, 2048, 2048}, {8192, 8192, 8192}};
+// The smallest that takes MIN_SECONDS, so that launches do not count: the first on the simulator,
+// the second on the CPU (one library call, hot operands), the last on an H200 (1.4 ms in bf16).
+static const SpeedShape SHAPES[] = {
+    {128, 128, 128}, {1024, 1536, 768}, {2048, 2048, 2048}, {8192, 8192, 8192}};
 enum { NUM_SHAPES = sizeof SHAPES / sizeof *SHAPES };
 static const double MIN_SECONDS = 0.5e-3, MATMUL_SECONDS = 0.15, COPY_SECONDS = 0.07;
 
-// One shape, quickly; with care if it takes long enough, or if it is the last one. A matmul of this size needs no more
-// workspace than one of a model that is as wide. Where a model has set its workspace, that serves.
-static bool measure_shape(const SpeedShape *s, DType dtype, bool last, double *seconds, Error *err) {
+// One shape, quickly; with care if it takes long enough, or if it is the last one. A matmul of this
+// size needs no more workspace than one of a model that is as wide. Where a model has set its
+// workspace, that serves.
+static bool measure_shape(const SpeedShape *s, DType dtype, bool last, double *seconds,
+                          Error *err) {
     const int64_t size = (int64_t)dtype_size(dtype), in = s->M * s->K, weight = s->N * s->K;
     const bool lent = ops_workspace_is_set();
     // There is no attention: heads of a size for which no library is asked for kernels.
-    const OpsShape shape = {
-        .B = s->M, .T = 1, .C = s->K / 4 + 4, .NH = 1, .Vp = 128, .widest = s->N, .forward_only = true, .dtype = dtype};
+    const OpsShape shape = {.B = s->M,
+                            .T = 1,
+                            .C = s->K / 4 + 4,
+                            .NH = 1,
+                            .Vp = 128,
+                            .widest = s->N,
+                            .forward_only = true,
+                            .dtype = dtype};
     const int64_t workspace = lent ? 0 : ops_workspace_bytes(shape);
     char *memory = device_alloc((size_t)((in + weight + s->M * s->N) * size + workspace), err),
          *at = memory + workspace;
     if (!memory) return false;
     if (!lent) ops_set_workspace(memory, workspace);
-    const SpeedWork work = {.in = tensor_make(at, dtype, "in", s->M, s->K, 0, 0),
-                            .weight = tensor_make(at + in * size, dtype, "weight", s->N, s->K, 0, 0),
-                            .out = tensor_make(at + (in + weight) * size, dtype, "out", s->M, s->N, 0, 0)};
+    const SpeedWork work = {
+        .in = tensor_make(at, dtype, "in", s->M, s->K, 0, 0),
+        .weight = tensor_make(at + in * size, dtype, "weight", s->N, s->K, 0, 0),
+        .out = tensor_make(at + (in + weight) * size, dtype, "out", s->M, s->N, 0, 0)};
     const bool ok = speed_fill_random(at, dtype, in + weight, err);
     if (ok) *seconds = median_seconds(&work, 0);
     if (ok && (last || *seconds >= MIN_SECONDS)) *seconds = median_seconds(&work, MATMUL_SECONDS);
@@ -109,7 +123,8 @@ static bool measure_matmul(DType dtype, size_t limit, double *flops, Error *err)
     *flops = 0;
     for (int i = 0; i < NUM_SHAPES && seconds < MIN_SECONDS; i++) {
         const SpeedShape *s = &SHAPES[i], *next = s + 1;
-        const bool last = i + 1 == NUM_SHAPES || (size_t)(3 * next->M * next->N) * dtype_size(dtype) > limit;
+        const bool last =
+            i + 1 == NUM_SHAPES || (size_t)(3 * next->M * next->N) * dtype_size(dtype) > limit;
         if (!measure_shape(s, dtype, last, &seconds, err)) break;
         *flops = 2.0 * (double)s->M * (double)s->N * (double)s->K / seconds;
         if (last) break;
@@ -117,11 +132,12 @@ static bool measure_matmul(DType dtype, size_t limit, double *flops, Error *err)
     return *flops > 0;
 }
 
-// --------------------------------------------------------------------------------------------------------------- copy
+// -------------------------------------------------------------------------------------------------
+// copy
 
-// At least twice the caches, so four times them passes through; then larger, as long as there is memory, until a copy
-// takes COPY_ROUND: that moves 30 times what the L2 cache of an H200 holds, and no round lives on what the last one
-// left.
+// At least twice the caches, so four times them passes through; then larger, as long as there is
+// memory, until a copy takes COPY_ROUND: that moves 30 times what the L2 cache of an H200 holds,
+// and no round lives on what the last one left.
 enum { SMALLEST_COPY = 4 << 20 };
 static const double COPY_ROUND = 0.4e-3;
 
@@ -133,8 +149,9 @@ static bool measure_copy(size_t limit, double *bandwidth, Error *err) {
         char *memory = device_alloc(2 * bytes, err);
         if (!memory) return false;
         const int64_t numel = (int64_t)bytes;
-        const SpeedWork work = {.out = tensor_make(memory, DTYPE_U8, "copy", numel, 0, 0, 0),
-                                .in = tensor_make(memory + bytes, DTYPE_U8, "source", numel, 0, 0, 0)};
+        const SpeedWork work = {
+            .out = tensor_make(memory, DTYPE_U8, "copy", numel, 0, 0, 0),
+            .in = tensor_make(memory + bytes, DTYPE_U8, "source", numel, 0, 0, 0)};
         double seconds = median_seconds(&work, 0);
         last = seconds >= COPY_ROUND || 8 * bytes > limit;
         if (last) seconds = median_seconds(&work, COPY_SECONDS);
@@ -149,10 +166,11 @@ bool speed_measure(DType dtype, size_t memory, DeviceSpeed *speed, Error *err) {
     const DeviceFacts *facts = device_facts();
     size_t limit = facts->memory_free / 4;
     if (strcmp(facts->backend, "cpu") == 0) limit = max_size(memory, LEAST);
-    if (!facts->supports[dtype]) return error_set(err, "%s: %s does not compute in it", dtype_name(dtype), facts->name);
+    if (!facts->supports[dtype])
+        return error_set(err, "%s: %s does not compute in it", dtype_name(dtype), facts->name);
     const size_t peak = device_memory_peak();
-    const bool ok =
-        measure_matmul(dtype, limit, &speed->matmul_flops, err) && measure_copy(limit, &speed->copy_bandwidth, err);
+    const bool ok = measure_matmul(dtype, limit, &speed->matmul_flops, err) &&
+                    measure_copy(limit, &speed->copy_bandwidth, err);
     device_memory_peak_restore(peak);
     return ok;
 }

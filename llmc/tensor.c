@@ -12,14 +12,16 @@ static const struct {
     size_t size;
     const char *name;
 } dtypes[DTYPE_COUNT] = {
-    [DTYPE_FP32] = {4, "fp32"}, [DTYPE_FP16] = {2, "fp16"}, [DTYPE_BF16] = {2, "bf16"}, [DTYPE_I32] = {4, "i32"},
-    [DTYPE_U16] = {2, "u16"},   [DTYPE_U8] = {1, "u8"},     [DTYPE_E4M3] = {1, "e4m3"}, [DTYPE_E5M2] = {1, "e5m2"},
+    [DTYPE_FP32] = {4, "fp32"}, [DTYPE_FP16] = {2, "fp16"}, [DTYPE_BF16] = {2, "bf16"},
+    [DTYPE_I32] = {4, "i32"},   [DTYPE_U16] = {2, "u16"},   [DTYPE_U8] = {1, "u8"},
+    [DTYPE_E4M3] = {1, "e4m3"}, [DTYPE_E5M2] = {1, "e5m2"},
 };
 
 size_t dtype_size(DType dtype) { return dtypes[dtype].size; }
 const char *dtype_name(DType dtype) { return dtypes[dtype].name; }
 
-Tensor tensor_make(void *data, DType dtype, const char *name, int64_t d0, int64_t d1, int64_t d2, int64_t d3) {
+Tensor tensor_make(void *data, DType dtype, const char *name, int64_t d0, int64_t d1, int64_t d2,
+                   int64_t d3) {
     Tensor t = {.data = data, .dtype = dtype, .name = name, .shape = {d0, d1, d2, d3}};
     while (t.rank < TENSOR_MAX_RANK && t.shape[t.rank] != 0) t.rank++;
     return t;
@@ -47,8 +49,9 @@ int64_t tensor_rows(Tensor t) {
 }
 
 Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count) {
-    REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_rows(t), "rows [%lld, %lld) of %s, which has %lld",
-            (long long)first, (long long)(first + count), t.name, (long long)tensor_rows(t));
+    REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_rows(t),
+            "rows [%lld, %lld) of %s, which has %lld", (long long)first, (long long)(first + count),
+            t.name, (long long)tensor_rows(t));
     int64_t cols = tensor_cols(t);
     char *data = (char *)t.data + (size_t)(first * cols) * dtype_size(t.dtype);
     return tensor_make(data, t.dtype, t.name, count, cols, 0, 0);
@@ -56,9 +59,11 @@ Tensor tensor_slice_rows(Tensor t, int64_t first, int64_t count) {
 
 Tensor tensor_slice_elements(Tensor t, int64_t first, int64_t count) {
     if (!t.data) return t;
-    REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_numel(t), "elements [%lld, %lld) of %s, which has %lld",
-            (long long)first, (long long)(first + count), t.name, (long long)tensor_numel(t));
-    return tensor_make((char *)t.data + (size_t)first * dtype_size(t.dtype), t.dtype, t.name, count, 0, 0, 0);
+    REQUIRE(first >= 0 && count >= 0 && first + count <= tensor_numel(t),
+            "elements [%lld, %lld) of %s, which has %lld", (long long)first,
+            (long long)(first + count), t.name, (long long)tensor_numel(t));
+    return tensor_make((char *)t.data + (size_t)first * dtype_size(t.dtype), t.dtype, t.name, count,
+                       0, 0, 0);
 }
 
 Tensor tensor_matrix(Tensor t, int64_t i) {
@@ -69,8 +74,8 @@ Tensor tensor_matrix(Tensor t, int64_t i) {
 }
 
 Tensor tensor_slice_first(Tensor t, int64_t n) {
-    REQUIRE(t.rank >= 1 && n >= 1 && n <= t.shape[0], "the first %lld of %s, which has %lld", (long long)n, t.name,
-            (long long)t.shape[0]);
+    REQUIRE(t.rank >= 1 && n >= 1 && n <= t.shape[0], "the first %lld of %s, which has %lld",
+            (long long)n, t.name, (long long)t.shape[0]);
     t.shape[0] = n;
     return t;
 }
@@ -78,8 +83,8 @@ Tensor tensor_slice_first(Tensor t, int64_t n) {
 void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
     char text[96];
     REQUIRE(t.data != NULL, "%s: tensor %s is absent", op, t.name ? t.name : "?");
-    REQUIRE(t.dtype == dtype, "%s: %s is %s, expected dtype %s", op, t.name, tensor_describe(t, text, sizeof text),
-            dtype_name(dtype));
+    REQUIRE(t.dtype == dtype, "%s: %s is %s, expected dtype %s", op, t.name,
+            tensor_describe(t, text, sizeof text), dtype_name(dtype));
     REQUIRE(tensor_numel(t) == numel, "%s: %s is %s, expected %lld elements", op, t.name,
             tensor_describe(t, text, sizeof text), (long long)numel);
 }
@@ -87,7 +92,8 @@ void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel) {
 const char *tensor_describe(Tensor t, char *buf, size_t size) {
     size_t n = (size_t)snprintf(buf, size, "(");
     for (int i = 0; i < t.rank && n < size; i++)
-        n += (size_t)snprintf(buf + n, size - n, "%s%lld", i > 0 ? ", " : "", (long long)t.shape[i]);
+        n +=
+            (size_t)snprintf(buf + n, size - n, "%s%lld", i > 0 ? ", " : "", (long long)t.shape[i]);
     if (n < size) snprintf(buf + n, size - n, ") %s", dtype_name(t.dtype));
     return buf;
 }
@@ -102,15 +108,17 @@ float bf16_to_float(uint16_t bits) {
 uint16_t float_to_bf16(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return (uint16_t)(u >> 16 | 0x40u); // quiet NaN: rounding could make it inf
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u)
+        return (uint16_t)(u >> 16 | 0x40u); // quiet NaN: rounding could make it inf
     return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
 }
 
-// fp16 without _Float16, which gcc 11 and clang 14 do not have on x86. NaN keeps the upper bits of its payload and
-// becomes quiet, as in the processors' own conversions.
+// fp16 without _Float16, which gcc 11 and clang 14 do not have on x86. NaN keeps the upper bits of
+// its payload and becomes quiet, as in the processors' own conversions.
 float fp16_to_float(uint16_t bits) {
     const uint32_t sign = (uint32_t)(bits & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
-    uint32_t u = sign | ((magnitude << 13) + (112u << 23)); // the exponent's bias is 15, that of fp32 127
+    // the exponent's bias is 15, that of fp32 127
+    uint32_t u = sign | ((magnitude << 13) + (112u << 23));
     if (magnitude > 0x7C00u) u = sign | 0x7FC00000u | magnitude << 13;
     if (magnitude == 0x7C00u) u = sign | 0x7F800000u;
     float x = (float)magnitude * 0x1p-24f; // below 2^-14: a multiple of 2^-24
@@ -136,7 +144,8 @@ uint16_t float_to_fp16(float x) {
 }
 
 // Converts elements [begin, end).
-static void convert_range(void *dst, DType to, const void *src, DType from, int64_t begin, int64_t end) {
+static void convert_range(void *dst, DType to, const void *src, DType from, int64_t begin,
+                          int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         float x;
         if (from == DTYPE_FP32)
@@ -155,11 +164,13 @@ static void convert_range(void *dst, DType to, const void *src, DType from, int6
 }
 
 void convert_elements(void *dst, DType to, const void *src, DType from, int64_t n) {
-    REQUIRE(to <= DTYPE_BF16 && from <= DTYPE_BF16, "convert_elements: %s to %s", dtype_name(from), dtype_name(to));
+    REQUIRE(to <= DTYPE_BF16 && from <= DTYPE_BF16, "convert_elements: %s to %s", dtype_name(from),
+            dtype_name(to));
     enum { PIECE = 1 << 14 };
     if (to == from) {
         memcpy(dst, src, (size_t)n * dtype_size(to));
-    } else if (n <= 2 * PIECE) { // no region for these: libgomp allocates a team for one thread, too
+    } else if (n <=
+               2 * PIECE) { // no region for these: libgomp allocates a team for one thread, too
         convert_range(dst, to, src, from, 0, n);
     } else {
 #pragma omp parallel for schedule(static)

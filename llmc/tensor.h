@@ -1,5 +1,6 @@
-// Tensor, the operand type of every op: a view of memory with data, element type, shape and a name for error messages.
-// It is row-major, contiguous and passed by value. A tensor owns no memory and frees none.
+// Tensor, the operand type of every op: a view of memory with data, element type, shape and a name
+// for error messages. It is row-major, contiguous and passed by value. A tensor owns no memory and
+// frees none.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -16,7 +17,8 @@ typedef enum {
     DTYPE_I32,
     DTYPE_U16,
     DTYPE_U8,
-    DTYPE_E4M3, // fp8 of matmul operands: 4 bits of exponent, largest 448, no infinity (llmc/number.h)
+    DTYPE_E4M3, // fp8 of matmul operands: 4 bits of exponent, largest 448, no infinity
+                // (llmc/number.h)
     DTYPE_E5M2, // 5 bits of exponent, largest 57344
     DTYPE_COUNT
 } DType;
@@ -40,9 +42,10 @@ static inline int64_t range_size(Range r) { return r.end - r.begin; }
 size_t dtype_size(DType dtype);      // bytes per element
 const char *dtype_name(DType dtype); // "fp32", "bf16", ...
 
-// A tensor of the given shape over data. Trailing dimensions of size 0 are left out: tensor_make(p, t, "x", B, T, C,
-// 0).
-Tensor tensor_make(void *data, DType dtype, const char *name, int64_t d0, int64_t d1, int64_t d2, int64_t d3);
+// A tensor of the given shape over data. Trailing dimensions of size 0 are left out: tensor_make(p,
+// t, "x", B, T, C, 0).
+Tensor tensor_make(void *data, DType dtype, const char *name, int64_t d0, int64_t d1, int64_t d2,
+                   int64_t d3);
 Tensor tensor_none(void); // the absent tensor
 
 int64_t tensor_numel(Tensor t);
@@ -59,7 +62,8 @@ Tensor tensor_matrix(Tensor t, int64_t i);
 // The first n entries along dimension 0 (a micro-batch smaller than planned).
 Tensor tensor_slice_first(Tensor t, int64_t n);
 
-// Stops the program, naming op and tensor, unless t has this dtype and number of elements. For ops: bugs only.
+// Stops the program, naming op and tensor, unless t has this dtype and number of elements. For ops:
+// bugs only.
 void tensor_check(const char *op, Tensor t, DType dtype, int64_t numel);
 
 // "(4, 1024, 768) bf16" into buf; returns buf.

@@ -1,5 +1,5 @@
-// What tests share: an empty directory, whole files, what a stream or a child process says, numbers in JSON, errors.
-// Every program includes it for itself.
+// What tests share: an empty directory, whole files, what a stream or a child process says, numbers
+// in JSON, errors. Every program includes it for itself.
 #pragma once
 #include "test/test.h"
 
@@ -13,7 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// --------------------------------------------------------------------------------------------------------- a directory
+// -------------------------------------------------------------------------------------------------
+// a directory
 
 typedef struct {
     char path[PATH_MAX / 2];
@@ -31,12 +32,15 @@ static inline TmpDir tmpdir_make(void) {
     return dir;
 }
 
-static inline int tmpdir_unlink(const char *path, const struct stat *st, int type, struct FTW *walk) {
+static inline int tmpdir_unlink(const char *path, const struct stat *st, int type,
+                                struct FTW *walk) {
     (void)st, (void)type, (void)walk;
     return remove(path);
 }
 
-static inline void tmpdir_remove(const TmpDir *dir) { nftw(dir->path, tmpdir_unlink, 16, FTW_DEPTH | FTW_PHYS); }
+static inline void tmpdir_remove(const TmpDir *dir) {
+    nftw(dir->path, tmpdir_unlink, 16, FTW_DEPTH | FTW_PHYS);
+}
 
 static inline int tmp_setup(void **state) {
     (void)state;
@@ -65,12 +69,14 @@ static inline int entries_of(const char *directory) {
     int n = 0;
     DIR *d = opendir(directory);
     assert_non_null(d);
-    for (struct dirent *e; (e = readdir(d));) n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    for (struct dirent *e; (e = readdir(d));)
+        n += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
     closedir(d);
     return n;
 }
 
-// --------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 enum { FILE_ROOM = 64 }; // behind the bytes of read_bytes, zeros
 
@@ -80,7 +86,9 @@ static inline void write_bytes(const char *path, const void *data, size_t n) {
     if (!f || fwrite(data, 1, n, f) != n || fclose(f) != 0) perror(path), abort();
 }
 
-static inline void write_text(const char *path, const char *text) { write_bytes(path, text, strlen(text)); }
+static inline void write_text(const char *path, const char *text) {
+    write_bytes(path, text, strlen(text));
+}
 
 static inline unsigned char *read_stream(FILE *f, size_t *n) {
     if (fseek(f, 0, SEEK_END) != 0) perror("fseek"), abort();
@@ -129,9 +137,11 @@ static inline void replace_in_file(const char *path, const char *from, const cha
 
 static inline char *read_text(const char *path) { return (char *)read_bytes(path, &(size_t){0}); }
 
-// ------------------------------------------------------------------------------------------------------ what was said
+// -------------------------------------------------------------------------------------------------
+// what was said
 
-// stdout or stderr goes into a file between capture_start and capture_end, which gives the text (malloced).
+// stdout or stderr goes into a file between capture_start and capture_end, which gives the text
+// (malloced).
 typedef struct {
     FILE *file, *stream;
     int saved;
@@ -152,8 +162,8 @@ static inline char *capture_end(Capture *c) {
     return (char *)read_stream(c->file, &(size_t){0});
 }
 
-// The wait status of a child process that runs `body` and, if that returns, exits with its result. stderr goes into
-// said, cut to `size`.
+// The wait status of a child process that runs `body` and, if that returns, exits with its result.
+// stderr goes into said, cut to `size`.
 static inline int status_of_child(int (*body)(void *), void *context, char *said, size_t size) {
     Capture c = capture_start(stderr);
     fflush(stdout);
@@ -171,7 +181,8 @@ static inline int status_of_child(int (*body)(void *), void *context, char *said
     return status;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- JSON
+// -------------------------------------------------------------------------------------------------
+// JSON
 
 static inline double json_number(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
@@ -185,23 +196,24 @@ static inline const char *json_string(const cJSON *object, const char *key) {
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------------------- errors
+// -------------------------------------------------------------------------------------------------
+// errors
 
 // What a call that takes an Error said into `err`, which is the program's own or the test's.
-#define assert_ok(condition)                                                                                           \
-    do {                                                                                                               \
-        if (!(condition)) fail_msg("%s", err.text);                                                                    \
+#define assert_ok(condition)                                                                       \
+    do {                                                                                           \
+        if (!(condition)) fail_msg("%s", err.text);                                                \
     } while (0)
 
-#define assert_message(part)                                                                                           \
-    do {                                                                                                               \
-        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);                           \
+#define assert_message(part)                                                                       \
+    do {                                                                                           \
+        if (!strstr(err.text, part)) fail_msg("\"%s\" does not say \"%s\"", err.text, part);       \
     } while (0)
 
 // A call that must fail, and a part of what it says.
-#define assert_error(call, part)                                                                                       \
-    do {                                                                                                               \
-        err.text[0] = '\0';                                                                                            \
-        if (call) fail_msg("no error: %s", #call);                                                                     \
-        assert_message(part);                                                                                          \
+#define assert_error(call, part)                                                                   \
+    do {                                                                                           \
+        err.text[0] = '\0';                                                                        \
+        if (call) fail_msg("no error: %s", #call);                                                 \
+        assert_message(part);                                                                      \
     } while (0)

@@ -1,5 +1,6 @@
-// COST_OF(matmul_forward(out, in, weight, bias), gelu_forward(...)).flops: the cost of calls together, whose arguments
-// are checked and which are not run. Tensors need an address, which nobody looks at.
+// COST_OF(matmul_forward(out, in, weight, bias), gelu_forward(...)).flops: the cost of calls
+// together, whose arguments are checked and which are not run. Tensors need an address, which
+// nobody looks at.
 #pragma once
 #include "llmc/ops.h"
 

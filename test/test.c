@@ -26,7 +26,8 @@ int test_run(void) {
         if (!tests[i].setup_func && !tests[i].teardown_func)
             tests[i].setup_func = test_each.setup, tests[i].teardown_func = test_each.teardown;
     // cmocka's macro wants an array; this is the function below it.
-    return _cmocka_run_group_tests(program_invocation_short_name, tests, count, test_all.setup, test_all.teardown);
+    return _cmocka_run_group_tests(program_invocation_short_name, tests, count, test_all.setup,
+                                   test_all.teardown);
 }
 
 __attribute__((weak)) int main(void) { return test_run(); }

@@ -1,7 +1,8 @@
-// Measures the way of tokens from the page cache to the trainer: shards_read_window on one thread (with its check of
-// the vocabulary), the bare pread of the same windows for comparison, and the whole data loader. Makes a temporary
-// shard and removes it. One line of JSON to stdout ("tokens_per_second": the loader's), one for people to stderr.
-// usage: bench_loader [T [MEGABYTES]]
+// Measures the way of tokens from the page cache to the trainer: shards_read_window on one thread
+// (with its check of the vocabulary), the bare pread of the same windows for comparison, and the
+// whole data loader. Makes a temporary shard and removes it. One line of JSON to stdout
+// ("tokens_per_second": the loader's), one for people to stderr. usage: bench_loader [T
+// [MEGABYTES]]
 #include "llmc/data/dataloader.h"
 
 #include <stdio.h>
@@ -50,17 +51,20 @@ typedef struct {
 typedef int64_t ReadTokens(const Source *source, int64_t p);
 
 static int64_t window_at(const Source *s, int64_t p) {
-    return s->shuffle ? shuffle_window(p, s->shards->num_windows, 1337) : p % s->shards->num_windows;
+    return s->shuffle ? shuffle_window(p, s->shards->num_windows, 1337)
+                      : p % s->shards->num_windows;
 }
 
 static int64_t read_checked(const Source *s, int64_t p) {
-    return shards_read_window(s->shards, window_at(s, p), VOCAB, s->out, s->err) ? s->shards->T : -1;
+    return shards_read_window(s->shards, window_at(s, p), VOCAB, s->out, s->err) ? s->shards->T
+                                                                                 : -1;
 }
 
 static int64_t read_bare(const Source *s, int64_t p) {
     const Shard *shard = &s->shards->shards[0];
     size_t bytes = (size_t)(s->shards->T + 1) * 2;
-    ssize_t got = pread(shard->fd, s->out, bytes, SHARD_HEADER_BYTES + window_at(s, p) * s->shards->T * 2);
+    ssize_t got =
+        pread(shard->fd, s->out, bytes, SHARD_HEADER_BYTES + window_at(s, p) * s->shards->T * 2);
     return got == (ssize_t)bytes ? s->shards->T : -1;
 }
 
@@ -96,7 +100,8 @@ static const struct {
     {"loader", read_batch, true},
 };
 
-// Fills rates[c] with the median of all rounds. The cases take turns, so that a busy neighbour hits all alike.
+// Fills rates[c] with the median of all rounds. The cases take turns, so that a busy neighbour hits
+// all alike.
 static bool measure_all(Source source, double rates[CASES]) {
     double rounds[CASES][ROUNDS];
     for (int round = 0; round < ROUNDS; round++) {
@@ -114,10 +119,11 @@ static bool measure_all(Source source, double rates[CASES]) {
 }
 
 static void print_results(const ShardSet *shards, const double rates[CASES]) {
-    printf("{\"bench\": \"loader\", \"T\": %lld, \"shard_tokens\": %lld, \"tokens_per_second\": %.4g",
-           (long long)shards->T, (long long)shards->num_tokens, rates[CASES - 1]);
-    fprintf(stderr, "T = %lld, page cache, one reading thread, million tokens/s (median of %d):", (long long)shards->T,
-            ROUNDS);
+    printf(
+        "{\"bench\": \"loader\", \"T\": %lld, \"shard_tokens\": %lld, \"tokens_per_second\": %.4g",
+        (long long)shards->T, (long long)shards->num_tokens, rates[CASES - 1]);
+    fprintf(stderr, "T = %lld, page cache, one reading thread, million tokens/s (median of %d):",
+            (long long)shards->T, ROUNDS);
     for (int c = 0; c < CASES; c++) {
         printf(", \"%s\": %.4g", cases[c].name, rates[c]);
         fprintf(stderr, "%s %s %.0f", c ? "," : "", cases[c].name, rates[c] * 1e-6);
@@ -139,7 +145,9 @@ static bool run(const Sources *sources, Error *err) {
     void *out = malloc((size_t)(shards->T + 1) * 2);
     double rates[CASES];
     error_set(err, "a window could not be read");
-    bool ok = out && measure_all((Source){.shards = shards, .loader = loader, .out = out, .err = err}, rates);
+    bool ok =
+        out &&
+        measure_all((Source){.shards = shards, .loader = loader, .out = out, .err = err}, rates);
     if (ok) print_results(shards, rates);
     free(out);
     dataloader_destroy(loader);
@@ -149,12 +157,14 @@ static bool run(const Sources *sources, Error *err) {
 int main(int argc, char **argv) {
     int64_t T = argc > 1 ? atoll(argv[1]) : 1024, megabytes = argc > 2 ? atoll(argv[2]) : 200;
     if (T < 1 || megabytes < 1 || T > megabytes * 500000 - 1) {
-        fprintf(stderr, "usage: bench_loader [T [MEGABYTES]], both at least 1, T below half the size\n");
+        fprintf(stderr,
+                "usage: bench_loader [T [MEGABYTES]], both at least 1, T below half the size\n");
         return EXIT_BAD_INPUT;
     }
     const char *base = getenv("TMPDIR");
     char path[4096];
-    snprintf(path, sizeof path, "%s/bench-loader-%d.bin", base && *base ? base : P_tmpdir, (int)getpid());
+    snprintf(path, sizeof path, "%s/bench-loader-%d.bin", base && *base ? base : P_tmpdir,
+             (int)getpid());
     Error err;
     Sources sources = {0};
     bool ok = make_shard(path, megabytes * 500000, &err) && sources_open(&sources, path, T, &err);

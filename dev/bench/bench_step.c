@@ -57,7 +57,8 @@ static bool random_windows(Tokens *tokens, const ModelOptions *o, Error *err) {
     tokens->random = host_alloc((size_t)n * sizeof *tokens->random, err);
     if (!tokens->random) return false;
     for (int64_t i = 0; i < n; i++)
-        tokens->random[i] = (uint16_t)(philox(1, STREAM_SAMPLE, (uint64_t)i).v[0] % (uint64_t)o->config.V);
+        tokens->random[i] =
+            (uint16_t)(philox(1, STREAM_SAMPLE, (uint64_t)i).v[0] % (uint64_t)o->config.V);
 
     return true;
 }
@@ -65,8 +66,10 @@ static bool random_windows(Tokens *tokens, const ModelOptions *o, Error *err) {
 static bool tokens_open(Tokens *tokens, const ModelOptions *o, const char *shard, Error *err) {
     if (!shard) return random_windows(tokens, o, err);
     if (!sources_open(&tokens->sources, shard, o->T, err)) return false;
-    DataLoaderOptions options = {
-        .sources = &tokens->sources, .vocab = o->config.V, .batch_windows = o->B, .step_windows = o->B};
+    DataLoaderOptions options = {.sources = &tokens->sources,
+                                 .vocab = o->config.V,
+                                 .batch_windows = o->B,
+                                 .step_windows = o->B};
     tokens->loader = dataloader_create(&options, err);
     return tokens->loader != NULL;
 }
@@ -77,7 +80,8 @@ static void tokens_close(Tokens *tokens) {
     sources_close(&tokens->sources);
 }
 
-static bool timed_step(Model *model, Optimizer *optimizer, Tokens *tokens, double *seconds, Error *err) {
+static bool timed_step(Model *model, Optimizer *optimizer, Tokens *tokens, double *seconds,
+                       Error *err) {
     const ModelOptions *o = model_options(model);
     const void *windows = tokens->random;
     int64_t count = o->B;
@@ -96,7 +100,8 @@ static bool timed_step(Model *model, Optimizer *optimizer, Tokens *tokens, doubl
 static double last_loss(const Model *model) {
     const ModelOptions *o = model_options(model);
     float losses[MAX_SAMPLES];
-    copy_d2h(losses, model_sequence_losses(model).data, (size_t)o->B * sizeof *losses, STREAM_COMPUTE);
+    copy_d2h(losses, model_sequence_losses(model).data, (size_t)o->B * sizeof *losses,
+             STREAM_COMPUTE);
     device_sync();
     double sum = 0.0;
     for (int64_t b = 0; b < o->B; b++) sum += losses[b];
@@ -133,7 +138,8 @@ static bool step_is_due(const Measurement *m, const Job *job, double total) {
     return fgets(line, sizeof line, stdin) != NULL;
 }
 
-static bool measure(Measurement *m, const Job *job, Model *model, Optimizer *optimizer, Tokens *tokens, Error *err) {
+static bool measure(Measurement *m, const Job *job, Model *model, Optimizer *optimizer,
+                    Tokens *tokens, Error *err) {
     double total = 0.0;
     for (int64_t step = 1; step_is_due(m, job, total); step++) {
         double seconds;
@@ -148,29 +154,35 @@ static bool measure(Measurement *m, const Job *job, Model *model, Optimizer *opt
             fflush(stdout);
         }
     }
-    if (m->step.count == 0) return error_set(err, "no step after the %d that warm up", WARMUP_STEPS);
+    if (m->step.count == 0)
+        return error_set(err, "no step after the %d that warm up", WARMUP_STEPS);
     return true;
 }
 
 static void print_json(Measurement *m, const Model *model, const char *descriptor) {
     const ModelOptions *o = model_options(model);
-    double step = samples_median(&m->step), tokens = (double)(o->B * o->T), matmul = samples_median(&m->matmul);
-    double flops_per_token = flops_per_token_exact(&o->config, o->T), flops = flops_per_token * tokens / step;
+    double step = samples_median(&m->step), tokens = (double)(o->B * o->T),
+           matmul = samples_median(&m->matmul);
+    double flops_per_token = flops_per_token_exact(&o->config, o->T),
+           flops = flops_per_token * tokens / step;
     static char recompute[RECOMPUTE_TEXT];
-    printf("{\"model\": \"%s\", \"dtype\": \"%s\", \"B\": %lld, \"T\": %lld, \"recompute\": \"%s\", \"parameters\": "
+    printf("{\"model\": \"%s\", \"dtype\": \"%s\", \"B\": %lld, \"T\": %lld, \"recompute\": "
+           "\"%s\", \"parameters\": "
            "%lld, ",
            descriptor, dtype_name(o->dtype), (long long)o->B, (long long)o->T,
            recompute_text(&o->recompute, o->config.L, recompute, sizeof recompute),
            (long long)parameter_total(&o->config));
-    printf("\"steps\": %d, \"step_seconds\": %.6f, \"step_seconds_min\": %.6f, \"step_seconds_max\": %.6f, ",
+    printf("\"steps\": %d, \"step_seconds\": %.6f, \"step_seconds_min\": %.6f, "
+           "\"step_seconds_max\": %.6f, ",
            m->step.count, step, m->step.values[0], m->step.values[m->step.count - 1]);
-    printf("\"tokens_per_second\": %.1f, \"flops_per_token\": %.0f, \"step_flops\": %.4e, ", tokens / step,
-           flops_per_token, flops);
-    printf("\"matmul_flops\": %.4e, \"copy_bandwidth\": %.4e, \"ratio\": %.4f, ", matmul, samples_median(&m->bandwidth),
-           flops / matmul);
-    printf("\"memory_planned\": %lld, \"memory_peak\": %zu, \"device\": \"%s\", \"libraries\": \"%s\"}\n",
-           (long long)memory_plan_total(model_memory(model)), device_memory_peak(), device_facts()->name,
-           device_facts()->libraries);
+    printf("\"tokens_per_second\": %.1f, \"flops_per_token\": %.0f, \"step_flops\": %.4e, ",
+           tokens / step, flops_per_token, flops);
+    printf("\"matmul_flops\": %.4e, \"copy_bandwidth\": %.4e, \"ratio\": %.4f, ", matmul,
+           samples_median(&m->bandwidth), flops / matmul);
+    printf("\"memory_planned\": %lld, \"memory_peak\": %zu, \"device\": \"%s\", \"libraries\": "
+           "\"%s\"}\n",
+           (long long)memory_plan_total(model_memory(model)), device_memory_peak(),
+           device_facts()->name, device_facts()->libraries);
 }
 
 static bool bench_model(const Job *job, Model *model, Optimizer *optimizer, Error *err) {
@@ -184,7 +196,8 @@ static bool bench_model(const Job *job, Model *model, Optimizer *optimizer, Erro
 }
 
 static bool bench(const Job *job, const ModelOptions *options, Error *err) {
-    if (options->B > MAX_SAMPLES) return error_set(err, "B is %lld, at most %d", (long long)options->B, MAX_SAMPLES);
+    if (options->B > MAX_SAMPLES)
+        return error_set(err, "B is %lld, at most %d", (long long)options->B, MAX_SAMPLES);
     OptimizerOptions adamw = {.seed = 1, .limits = {.clip = 1.0f}};
     optimizer_default_rates(OPTIMIZER_ADAMW, 0.1, adamw.rates);
     Model *model = model_create(options, err);
@@ -205,7 +218,8 @@ static bool bench(const Job *job, const ModelOptions *options, Error *err) {
 
 int main(int argc, char **argv) {
     if (argc != 7 && argc != 8) {
-        fprintf(stderr, "usage: bench_step MODEL B T fp32|bf16 RECOMPUTE SECONDS     e.g. d12,V=50257 4 256 bf16 0 10\n"
+        fprintf(stderr, "usage: bench_step MODEL B T fp32|bf16 RECOMPUTE SECONDS     e.g. "
+                        "d12,V=50257 4 256 bf16 0 10\n"
                         "       bench_step MODEL B T fp32|bf16 RECOMPUTE WEIGHTS SHARD\n");
         return EXIT_BAD_INPUT;
     }
@@ -219,13 +233,18 @@ int main(int argc, char **argv) {
         job.weights = argv[6];
         job.shard = argv[7];
     }
-    ModelOptions options = {
-        .dtype = dtype, .master = dtype != DTYPE_FP32, .train = true, .B = atoll(argv[2]), .T = atoll(argv[3])};
+    ModelOptions options = {.dtype = dtype,
+                            .master = dtype != DTYPE_FP32,
+                            .train = true,
+                            .B = atoll(argv[2]),
+                            .T = atoll(argv[3])};
     DeviceOptions device = {0};
     bool ok = model_config_parse(&options.config, argv[1], &err) &&
-              recompute_parse(&options.recompute, argv[5], options.config.L, &err) && device_init(&device, &err);
+              recompute_parse(&options.recompute, argv[5], options.config.L, &err) &&
+              device_init(&device, &err);
     if (ok) {
-        model_config_set_vocab(&options.config, options.config.V > 0 ? options.config.V : GPT2_VOCAB);
+        model_config_set_vocab(&options.config,
+                               options.config.V > 0 ? options.config.V : GPT2_VOCAB);
         ok = bench(&job, &options, &err);
         device_shutdown();
     }

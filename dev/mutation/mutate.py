@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 
+import place
 from mutations import ALL, MUTATIONS, Host, Ptx
 
 SECONDS = 900  # that a test may run
@@ -121,9 +122,12 @@ def edited_ptx(m, text):
 
 
 def edited_source(m, text):
-    if m.old and text.count(m.old) != 1:
-        fail(f"{m.name}: {m.file} has this text {text.count(m.old)} times: {m.old}")
-    return text.replace(m.old, m.new) if m.old else text
+    if not m.old:
+        return text
+    mutant = place.replaced(m.old, m.new, text)
+    if mutant is None:
+        fail(f"{m.name}: {m.file} has this text {len(place.places(m.old, text))} times: {m.old}")
+    return mutant
 
 
 class Refused(Exception):

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import place
+
 ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build/mutation/same_bits"
 
@@ -37,7 +39,7 @@ MISTAKES = [
     ("compensation", "a weight is the saved value, compensation included", "llmc/model/model_state.c",
      "values[k] -= taken[k];", "values[k] -= 0.0f * taken[k];"),
     ("master", "rounded weights are saved, not the master's", "llmc/model/model_state.c",
-     "if (has_slot(model, index, SLOT_MASTER)) slot = SLOT_MASTER;", "if (has_slot(model, index, SLOT_ROW)) slot = SLOT_MASTER;"),
+     "has_slot(model, index, SLOT_MASTER) ? SLOT_MASTER : WEIGHT;", "has_slot(model, index, SLOT_ROW) ? SLOT_MASTER : WEIGHT;"),
     ("stale_losses", "losses of the step before are added where a micro-batch was short", "llmc/model/model.c",
      "if (first) tensor_fill(model_sequence_losses(model), 0.0f);", "if (first && s.B > model->options.B) tensor_fill(model_sequence_losses(model), 0.0f);"),
     ("fp8_weights", "weights are quantised once, not after each update", "llmc/train/optimizer.c",
@@ -114,9 +116,10 @@ def prepare():
 def plant(mistake):
     _, _, file, old, new = mistake
     text = (ROOT / file).read_text()
-    if text.count(old) != 1:
-        sys.exit(f"same_bits.py: {mistake[0]}: {file} has its place {text.count(old)} times")
-    (COPY / file).write_text(text.replace(old, new))
+    mutant = place.replaced(old, new, text)
+    if mutant is None:
+        sys.exit(f"same_bits.py: {mistake[0]}: {file} has its place {len(place.places(old, text))} times")
+    (COPY / file).write_text(mutant)
 
 
 def restore(mistake):

@@ -1,11 +1,13 @@
-// Runs one block: decides which thread runs next, and holds the meetings of threads (barriers and warp operations).
+// Runs one block: decides which thread runs next, and holds the meetings of threads (barriers and
+// warp operations).
 //
-// Threads run one after another on one stack and return from it. Only a thread that has to wait keeps its stack: then
-// the next one gets another. A kernel without barriers is so a plain loop over its threads, and nobody had to know.
-// A warp operation is a meeting: lanes leave their values, the last one computes all results. The lanes expected are
-// those of the mask that have not exited; a barrier expects all threads that have not exited.
-// ThreadSanitizer builds compile this file without instrumentation and with SIM_TSAN; it must not use std templates,
-// of which the linker might take the instrumented copy.
+// Threads run one after another on one stack and return from it. Only a thread that has to wait
+// keeps its stack: then the next one gets another. A kernel without barriers is so a plain loop
+// over its threads, and nobody had to know. A warp operation is a meeting: lanes leave their
+// values, the last one computes all results. The lanes expected are those of the mask that have not
+// exited; a barrier expects all threads that have not exited. ThreadSanitizer builds compile this
+// file without instrumentation and with SIM_TSAN; it must not use std templates, of which the
+// linker might take the instrumented copy.
 #include "dev/sim/block.h"
 #include "dev/sim/ptx.h"
 #include "dev/sim/runtime.h"
@@ -24,7 +26,8 @@ Schedule schedule;
 
 static unsigned lane_bit(int thread) { return 1u << (thread % WARP_LANES); }
 
-// ---------------------------------------------------------------------------------------------------- who runs next
+// -------------------------------------------------------------------------------------------------
+// who runs next
 
 static unsigned random_number(Block *b) { // xorshift64
     b->random ^= b->random << 13;
@@ -33,7 +36,8 @@ static unsigned random_number(Block *b) { // xorshift64
     return (unsigned)(b->random >> 11);
 }
 
-// One of the bits of `set`: the next after `after`, the next below it, or any. Begins anew at the end.
+// One of the bits of `set`: the next after `after`, the next below it, or any. Begins anew at the
+// end.
 static inline int pick_bit(Block *b, unsigned set, int after) {
     switch (schedule.order) {
     case ORDER_FORWARD: {
@@ -45,7 +49,8 @@ static inline int pick_bit(Block *b, unsigned set, int after) {
         return 31 - __builtin_clz(below ? below : set);
     }
     default:
-        for (unsigned skip = random_number(b) % (unsigned)__builtin_popcount(set); skip > 0; skip--) set &= set - 1;
+        for (unsigned skip = random_number(b) % (unsigned)__builtin_popcount(set); skip > 0; skip--)
+            set &= set - 1;
         return __builtin_ctz(set);
     }
 }
@@ -85,26 +90,29 @@ static inline void current_sleeps(Block *b) {
     for (int w = 0; w < b->warps; w++) {
         const Warp *warp = &b->warp[w];
         if (warp->at_barrier)
-            fprintf(stderr, "sim:   warp %2d: lanes %08x wait in __syncthreads at %s:%d\n", w, warp->at_barrier,
-                    b->barrier_file, b->barrier_line);
+            fprintf(stderr, "sim:   warp %2d: lanes %08x wait in __syncthreads at %s:%d\n", w,
+                    warp->at_barrier, b->barrier_file, b->barrier_line);
         for (unsigned p = warp->pending; p; p &= p - 1) {
             const Meeting *m = &warp->meeting[__builtin_ctz(p)];
             fprintf(stderr,
-                    "sim:   warp %2d: lanes %08x of mask %08x (alive: %08x) wait in a warp operation at %s:%d\n", w,
-                    m->arrived, m->mask, warp->live, m->file, m->line);
+                    "sim:   warp %2d: lanes %08x of mask %08x (alive: %08x) wait in a warp "
+                    "operation at %s:%d\n",
+                    w, m->arrived, m->mask, warp->live, m->file, m->line);
         }
     }
     fatal("deadlock");
 }
 
-// ------------------------------------------------------------------------------------------------------------- fibers
+// -------------------------------------------------------------------------------------------------
+// fibers
 
 static void run_threads();
 
 // The stacks lie behind one another, each above a page that must not be touched.
 static Fiber *make_fiber(Block *b, int index) {
     char *guard = b->memory + SHARED_ARENA + (size_t)index * (STACK_BYTES + GUARD_BYTES);
-    if (index >= MAX_STACKS || mprotect(guard, GUARD_BYTES, PROT_NONE)) fatal("no memory for the stack of a thread");
+    if (index >= MAX_STACKS || mprotect(guard, GUARD_BYTES, PROT_NONE))
+        fatal("no memory for the stack of a thread");
     Fiber *fiber = new Fiber;
     fiber->stack = guard + GUARD_BYTES;
     fiber->stack_bytes = STACK_BYTES;
@@ -112,7 +120,8 @@ static Fiber *make_fiber(Block *b, int index) {
     return fiber;
 }
 static Fiber *take_fiber(Block *b, int thread) {
-    if (!OWN_STACKS) return b->idle_fibers > 0 ? b->idle[--b->idle_fibers] : make_fiber(b, b->fibers++);
+    if (!OWN_STACKS)
+        return b->idle_fibers > 0 ? b->idle[--b->idle_fibers] : make_fiber(b, b->fibers++);
     Fiber **own = &b->tsan->own_stack[tsan_fiber_of(b, thread)];
     if (!*own) *own = make_fiber(b, b->fibers++);
     return *own;
@@ -143,7 +152,8 @@ static __attribute__((noinline)) void wait(Block *b) {
     fiber_switch(self, to);
 }
 
-// ----------------------------------------------------------------------------------------------------------- meetings
+// -------------------------------------------------------------------------------------------------
+// meetings
 
 static void hold_meeting(Block *b, int warp_index, int key) {
     Warp *warp = &b->warp[warp_index];
@@ -168,24 +178,26 @@ static void pass_barrier(Block *b) {
     b->counts.barriers++;
 }
 
-// Who exits is no longer expected in warp operations. In barriers everybody is: the hardware forgives an early exit,
-// CUDA's rules do not.
+// Who exits is no longer expected in warp operations. In barriers everybody is: the hardware
+// forgives an early exit, CUDA's rules do not.
 static void exit_thread(Block *b) {
     const int w = b->current / WARP_LANES;
     Warp *warp = &b->warp[w];
     if (b->barrier_arrived)
-        fatal("divergent __syncthreads: some threads wait at %s:%d, this one has ended", b->barrier_file,
-              b->barrier_line);
+        fatal("divergent __syncthreads: some threads wait at %s:%d, this one has ended",
+              b->barrier_file, b->barrier_line);
     warp->live &= ~lane_bit(b->current);
     current_sleeps(b);
     b->live--;
     for (unsigned p = warp->pending; p; p &= p - 1) {
         const int key = __builtin_ctz(p);
-        if ((warp->meeting[key].mask & warp->live) == warp->meeting[key].arrived) hold_meeting(b, w, key);
+        if ((warp->meeting[key].mask & warp->live) == warp->meeting[key].arrived)
+            hold_meeting(b, w, key);
     }
 }
 
-// What every fiber does: runs threads, one after another, on the same stack as long as a fresh one is next.
+// What every fiber does: runs threads, one after another, on the same stack as long as a fresh one
+// is next.
 static void run_threads() {
     fiber_started(nullptr);
     for (;;) {
@@ -213,7 +225,8 @@ static void run_threads() {
     }
 }
 
-// -------------------------------------------------------------------------------------------------- what kernels call
+// -------------------------------------------------------------------------------------------------
+// what kernels call
 
 void expect_whole_warp(unsigned lanes, const char *operation) {
     if (lanes != ~0u) fatal("%s takes all lanes of a warp, here are %08x", operation, lanes);
@@ -221,21 +234,24 @@ void expect_whole_warp(unsigned lanes, const char *operation) {
 bool copies_at_once() { return schedule.order == ORDER_REVERSE; }
 unsigned lane_id() { return running_block ? (unsigned)running_block->current % WARP_LANES : 0; }
 
-uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn f, int line, const char *file,
-                 bool orders_memory) {
+uint64_t warp_op(unsigned mask, uint64_t value, unsigned argument, CompleteFn f, int line,
+                 const char *file, bool orders_memory) {
     Block *b = running_block;
     if (!b) fatal("warp operation outside a kernel at %s:%d", file, line);
-    const int w = b->current / WARP_LANES, lane = b->current % WARP_LANES, key = mask ? __builtin_ctz(mask) : 0;
+    const int w = b->current / WARP_LANES, lane = b->current % WARP_LANES,
+              key = mask ? __builtin_ctz(mask) : 0;
     Warp *warp = &b->warp[w];
     Meeting *m = &warp->meeting[key];
     if (!(mask >> lane & 1))
-        fatal("lane %d calls a warp operation with mask %08x, which leaves it out, at %s:%d", lane, mask, file, line);
+        fatal("lane %d calls a warp operation with mask %08x, which leaves it out, at %s:%d", lane,
+              mask, file, line);
     if (!m->arrived) {
         m->mask = mask, m->complete = f, m->line = line, m->file = file;
         warp->pending |= 1u << key;
     } else if (m->mask != mask || m->complete != f) {
-        fatal("lanes of a warp meet in different warp operations: %s:%d (mask %08x) and %s:%d (mask %08x)", m->file,
-              m->line, m->mask, file, line, mask);
+        fatal("lanes of a warp meet in different warp operations: %s:%d (mask %08x) and %s:%d "
+              "(mask %08x)",
+              m->file, m->line, m->mask, file, line, mask);
     }
     m->arrived |= 1u << lane;
     warp->value[lane] = value;
@@ -257,13 +273,15 @@ int block_op(int predicate, BlockOp op, int line, const char *file) {
     Block *b = running_block;
     if (!b) fatal("__syncthreads outside a kernel at %s:%d", file, line);
     if (b->live < b->threads)
-        fatal("divergent __syncthreads: %d threads have ended, this one is at %s:%d", b->threads - b->live, file, line);
+        fatal("divergent __syncthreads: %d threads have ended, this one is at %s:%d",
+              b->threads - b->live, file, line);
     if (!b->barrier_arrived) {
         b->barrier_line = line, b->barrier_file = file;
-        b->barrier_sum[BLOCK_COUNT] = 0, b->barrier_sum[BLOCK_AND] = 1, b->barrier_sum[BLOCK_OR] = 0;
+        b->barrier_sum[BLOCK_COUNT] = 0, b->barrier_sum[BLOCK_AND] = 1,
+        b->barrier_sum[BLOCK_OR] = 0;
     } else if (b->barrier_line != line || b->barrier_file != file) {
-        fatal("divergent __syncthreads: some threads wait at %s:%d, this one is at %s:%d", b->barrier_file,
-              b->barrier_line, file, line);
+        fatal("divergent __syncthreads: some threads wait at %s:%d, this one is at %s:%d",
+              b->barrier_file, b->barrier_line, file, line);
     }
     b->barrier_sum[BLOCK_COUNT] += predicate != 0;
     b->barrier_sum[BLOCK_AND] &= predicate != 0;
@@ -280,7 +298,8 @@ int block_op(int predicate, BlockOp op, int line, const char *file) {
     return b->barrier_value[op];
 }
 
-// -------------------------------------------------------------------------------------------------------------- blocks
+// -------------------------------------------------------------------------------------------------
+// blocks
 
 static __thread Block *own_block;
 
@@ -288,8 +307,8 @@ Block *block_of_this_thread() {
     if (own_block) return own_block;
     const size_t bytes = SHARED_ARENA + (size_t)MAX_STACKS * (STACK_BYTES + GUARD_BYTES);
     Block *b = (Block *)calloc(1, sizeof(Block));
-    char *memory =
-        (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *memory = (char *)mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!b || memory == MAP_FAILED) fatal("no memory for a block");
     b->memory = memory;
     b->sync = (SyncPoints *)(memory + SHARED_ARENA - sizeof(SyncPoints));
@@ -297,7 +316,8 @@ Block *block_of_this_thread() {
     return own_block = b;
 }
 
-// What the stream did before the launch is visible to all threads, what they do is visible to the stream afterwards.
+// What the stream did before the launch is visible to all threads, what they do is visible to the
+// stream afterwards.
 static void tsan_begin_grid(Block *b) {
     void *stream = tsan_current_fiber();
     if (!stream) return;
@@ -327,8 +347,8 @@ static void tsan_end_grid(Block *b) {
     tsan_acquire(&b->tsan->end);
 }
 
-// Shared memory: static variables, then the dynamic part. What it holds when a block begins is not known: 0xFF is NaN
-// in every floating type.
+// Shared memory: static variables, then the dynamic part. What it holds when a block begins is not
+// known: 0xFF is NaN in every floating type.
 static void fresh_shared_memory(Block *b) {
     const Kernel *k = b->launch->kernel;
     const size_t bytes = k->dynamic_at + b->launch->shared_bytes;
@@ -350,8 +370,8 @@ void block_begin_grid(Block *b, const Launch *launch) {
     b->warps = (b->threads + WARP_LANES - 1) / WARP_LANES;
     for (int t = 0; t < b->threads; t++) {
         const unsigned i = (unsigned)t;
-        b->thread_index[t] =
-            uint3{i % launch->block.x, i / launch->block.x % launch->block.y, i / launch->block.x / launch->block.y};
+        b->thread_index[t] = uint3{i % launch->block.x, i / launch->block.x % launch->block.y,
+                                   i / launch->block.x / launch->block.y};
     }
     running_block = b;
     tsan_begin_grid(b);
@@ -365,8 +385,8 @@ void block_end_grid(Block *b) {
 
 void block_run(Block *b, uint64_t index) {
     const dim3 grid = b->launch->grid;
-    blockIdx =
-        uint3{(unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y), (unsigned)(index / grid.x / grid.y)};
+    blockIdx = uint3{(unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y),
+                     (unsigned)(index / grid.x / grid.y)};
     for (int w = 0; w < b->warps; w++) {
         const int lanes = b->threads - w * WARP_LANES;
         Warp *warp = &b->warp[w];
@@ -380,18 +400,21 @@ void block_run(Block *b, uint64_t index) {
     b->random = schedule.seed ^ (index + 1) * 0xD1B54A32D192ED03u;
     if (b->random == 0) b->random = 1;
     if (b->tsan_fibers) {
-        b->tsan_first = (b->tsan_first + (b->threads < b->tsan_fibers ? b->threads : 7)) % b->tsan_fibers;
+        b->tsan_first =
+            (b->tsan_first + (b->threads < b->tsan_fibers ? b->threads : 7)) % b->tsan_fibers;
         tsan_forget(b->sync, sizeof *b->sync);
     }
     b->counts.blocks++;
     b->counts.threads += (uint64_t)b->threads;
-    const int first = schedule.order == ORDER_FORWARD   ? 0
-                      : schedule.order == ORDER_REVERSE ? b->threads - 1
-                                                        : (int)(random_number(b) % (unsigned)b->threads);
+    const int first = schedule.order == ORDER_FORWARD ? 0
+                      : schedule.order == ORDER_REVERSE
+                          ? b->threads - 1
+                          : (int)(random_number(b) % (unsigned)b->threads);
     Fiber *fiber = fiber_to_run(b, first);
     set_current(b, first);
 #ifdef SIM_ASAN
-    if (!b->caller.stack) { // where AddressSanitizer finds itself again; a longjmp (cmocka's skip) asks for it
+    if (!b->caller.stack) { // where AddressSanitizer finds itself again; a longjmp (cmocka's skip)
+                            // asks for it
         pthread_attr_t attributes;
         pthread_getattr_np(pthread_self(), &attributes);
         pthread_attr_getstack(&attributes, (void **)&b->caller.stack, &b->caller.stack_bytes);

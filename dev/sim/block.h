@@ -1,5 +1,5 @@
-// The block that an OS thread runs: its warps, its threads, where each of them stands. Internal to the simulator;
-// block.cpp runs it, grid.cpp feeds it, kernels.cpp makes the launches.
+// The block that an OS thread runs: its warps, its threads, where each of them stands. Internal to
+// the simulator; block.cpp runs it, grid.cpp feeds it, kernels.cpp makes the launches.
 #pragma once
 #include "dev/sim/fiber.h"
 #include "dev/sim/threads.h"
@@ -13,19 +13,23 @@ enum { STACK_BYTES = 256 << 10 };
 #else
 enum { STACK_BYTES = 64 << 10 };
 #endif
-// Under ThreadSanitizer every one of its fibers has a stack of its own: two CUDA threads on one stack would look like a
-// race. There are at least this many fibers, and twice as many as threads where that is possible: blocks that follow
-// each other share none.
+// Under ThreadSanitizer every one of its fibers has a stack of its own: two CUDA threads on one
+// stack would look like a race. There are at least this many fibers, and twice as many as threads
+// where that is possible: blocks that follow each other share none.
 #ifdef SIM_TSAN
 constexpr bool OWN_STACKS = true;
 #else
 constexpr bool OWN_STACKS = false;
 #endif
 // Kernels of different streams share none either, as long as no more than TSAN_STREAMS have any.
-enum { MIN_TSAN_FIBERS = 64, TSAN_STREAMS = 4, MAX_STACKS = OWN_STACKS ? TSAN_STREAMS * MAX_THREADS : MAX_THREADS };
+enum {
+    MIN_TSAN_FIBERS = 64,
+    TSAN_STREAMS = 4,
+    MAX_STACKS = OWN_STACKS ? TSAN_STREAMS * MAX_THREADS : MAX_THREADS
+};
 
-// A meeting of lanes in a warp operation. A warp holds 32 of them, keyed by the lowest lane of the mask, so that
-// disjoint groups of lanes may meet at the same time.
+// A meeting of lanes in a warp operation. A warp holds 32 of them, keyed by the lowest lane of the
+// mask, so that disjoint groups of lanes may meet at the same time.
 struct Meeting {
     unsigned mask, arrived;
     unsigned round; // counts the meetings held here
@@ -35,7 +39,8 @@ struct Meeting {
 };
 
 struct Warp {
-    // Masks of lanes. fresh: not started yet. pending: lowest lanes of the meetings that wait for somebody.
+    // Masks of lanes. fresh: not started yet. pending: lowest lanes of the meetings that wait for
+    // somebody.
     unsigned live, ready, fresh, at_barrier, pending;
     Meeting meeting[WARP_LANES];
     uint64_t value[WARP_LANES], result[WARP_LANES];
@@ -53,14 +58,15 @@ struct Launch {
 void submit(const Launch &launch); // runs it in its stream; keeps a copy where that is later
 const char *readable_name(Kernel *k);
 
-// Addresses that stand for "what happened before" in ThreadSanitizer. Two of each kind, by parity: who wakes late must
-// not see the next round. In memory that TSan forgets: blocks that follow each other are not ordered by them.
+// Addresses that stand for "what happened before" in ThreadSanitizer. Two of each kind, by parity:
+// who wakes late must not see the next round. In memory that TSan forgets: blocks that follow each
+// other are not ordered by them.
 struct alignas(8) SyncPoints {
     char barrier[2], meeting[MAX_WARPS][WARP_LANES][2];
 };
 
-// What ThreadSanitizer takes for the threads of a stream's kernels, and three addresses that stand for what happened
-// before a launch, in a grid, and before the fences of its kernels.
+// What ThreadSanitizer takes for the threads of a stream's kernels, and three addresses that stand
+// for what happened before a launch, in a grid, and before the fences of its kernels.
 struct TsanThreads {
     void *stream; // its fiber
     void *fiber[MAX_THREADS];
@@ -74,13 +80,14 @@ struct Counts {
 
 struct Block {
     Warp warp[MAX_WARPS];
-    unsigned ready_warps;                 // those with a ready lane
-    int threads, warps, live, current;    // current: the thread that runs
-    uint3 thread_index[MAX_THREADS];      // threadIdx of each thread
-    int barrier_arrived, barrier_line;    // __syncthreads
-    const char *barrier_file;             //
-    int barrier_sum[4], barrier_value[4]; // by BlockOp: while threads arrive, and of the last barrier
-    unsigned barriers;                    // barriers passed
+    unsigned ready_warps;              // those with a ready lane
+    int threads, warps, live, current; // current: the thread that runs
+    uint3 thread_index[MAX_THREADS];   // threadIdx of each thread
+    int barrier_arrived, barrier_line; // __syncthreads
+    const char *barrier_file;          //
+    int barrier_sum[4],
+        barrier_value[4]; // by BlockOp: while threads arrive, and of the last barrier
+    unsigned barriers;    // barriers passed
 
     Fiber *fiber[MAX_THREADS]; // of each thread that has started
     Fiber caller;              // the OS thread's own stack
@@ -97,8 +104,8 @@ struct Block {
 
     // What ThreadSanitizer knows of the order of things, and its view of the threads.
     SyncPoints *sync; // at the end of the shared memory
-    // Thread t is fiber (tsan_first + t) % tsan_fibers of it. tsan_first is another one in every block: if the threads
-    // 0 of all blocks were one fiber, races between them would not show.
+    // Thread t is fiber (tsan_first + t) % tsan_fibers of it. tsan_first is another one in every
+    // block: if the threads 0 of all blocks were one fiber, races between them would not show.
     TsanThreads tsan_threads[TSAN_STREAMS], *tsan; // tsan: those of the stream that runs
     int tsan_fibers, tsan_first, tsan_next;
 };

@@ -1,12 +1,14 @@
-// cuBLASLt on the CPU, declared by the toolkit's own header: descriptors, search, checks and cublasLtMatmul, for the
-// calls a trainer makes. Strict where the library is undefined: whatever cublasLt.h asks for is checked here, and what
-// is wrong is named on stderr. The arithmetic is in gemm.cpp. What tests may ask for and look at: cublaslt.h.
+// cuBLASLt on the CPU, declared by the toolkit's own header: descriptors, search, checks and
+// cublasLtMatmul, for the calls a trainer makes. Strict where the library is undefined: whatever
+// cublasLt.h asks for is checked here, and what is wrong is named on stderr. The arithmetic is in
+// gemm.cpp. What tests may ask for and look at: cublaslt.h.
 //
-// The rules it enforces: sizes of attributes; layouts that fit the operation; types that go together; one layout for C
-// and D, which are the same memory or apart; bias and aux of D's type, aux with a leading dimension that is a multiple
-// of 8 and at 16 bytes; pointers as aligned as the search was promised, with all of the operand behind them; a
-// workspace as large as the algorithm needs, which no operand lies in; no search under capture; for fp8 what check_fp8
-// of cublaslt_problem.cpp lists.
+// The rules it enforces: sizes of attributes; layouts that fit the operation; types that go
+// together; one layout for C and D, which are the same memory or apart; bias and aux of D's type,
+// aux with a leading dimension that is a multiple of 8 and at 16 bytes; pointers as aligned as the
+// search was promised, with all of the operand behind them; a workspace as large as the algorithm
+// needs, which no operand lies in; no search under capture; for fp8 what check_fp8 of
+// cublaslt_problem.cpp lists.
 #include "dev/sim/cublaslt_problem.h"
 #include "dev/sim/gemm.h"
 #include "dev/sim/sanitizers.h"
@@ -25,12 +27,14 @@ template <class T, class P> cublasStatus_t destroy(P opaque) {
     return CUBLAS_STATUS_SUCCESS;
 }
 template <class T> cublasStatus_t set(T *to, const void *from, size_t size, const char *what) {
-    if (size != sizeof(T)) return INVALID("%s: %zu bytes, the attribute has %zu", what, size, sizeof(T));
+    if (size != sizeof(T))
+        return INVALID("%s: %zu bytes, the attribute has %zu", what, size, sizeof(T));
     memcpy(to, from, size);
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// ------------------------------------------------------------------------------------------------------ multiplication
+// -------------------------------------------------------------------------------------------------
+// multiplication
 
 struct Job {
     sim::Gemm gemm;
@@ -68,7 +72,8 @@ void run(void *argument) {
     for (int32_t i = 0; i < job.count; i++) {
         sim::Gemm gemm = job.gemm;
         sim::GemmMatrix *const all[] = {&gemm.a, &gemm.b, &gemm.c, &gemm.d};
-        for (int j = 0; j < 4; j++) all[j]->data = static_cast<char *>(all[j]->data) + i * job.steps[j];
+        for (int j = 0; j < 4; j++)
+            all[j]->data = static_cast<char *>(all[j]->data) + i * job.steps[j];
         see_operands(gemm);
         sim::gemm_run(gemm);
     }
@@ -89,7 +94,8 @@ void launched(void *argument, cudaStream_t stream) {
 
 } // namespace
 
-// ----------------------------------------------------------------------------------------------------------------- API
+// -------------------------------------------------------------------------------------------------
+// API
 
 extern "C" {
 
@@ -107,15 +113,19 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return destroy<Handle>(handle); }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
     Operation *op = new Operation;
     op->compute = compute;
     op->scale = scale;
     *desc = reinterpret_cast<cublasLtMatmulDesc_t>(op);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return destroy<Operation>(desc); }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+    return destroy<Operation>(desc);
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t size) {
     Operation *op = object<Operation>(desc);
     switch (attribute) {
@@ -148,14 +158,15 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasL
     }
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type, uint64_t rows,
-                                          uint64_t cols, int64_t ld) {
-    *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Layout{LAYOUT, type, (int64_t)rows, (int64_t)cols, ld});
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
+    *layout = reinterpret_cast<cublasLtMatrixLayout_t>(
+        new Layout{LAYOUT, type, (int64_t)rows, (int64_t)cols, ld});
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute, const void *value,
-                                                size_t size) {
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t size) {
     Layout *x = object<Layout>(layout);
     switch (attribute) {
     case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
@@ -166,16 +177,20 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "attribute %d of a layout", attribute);
     }
 }
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) { return destroy<Layout>(layout); }
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    return destroy<Layout>(layout);
+}
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
     *preference = reinterpret_cast<cublasLtMatmulPreference_t>(new Preference);
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { return destroy<Preference>(p); }
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
+    return destroy<Preference>(p);
+}
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
-                                                    size_t size) {
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t size) {
     Preference *p = object<Preference>(preference);
     switch (attribute) {
     case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
@@ -195,24 +210,28 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     }
 }
 
-// The library has two ways to say that there is nothing: a status, and success with no results. Both come up here.
+// The library has two ways to say that there is nothing: a status, and success with no results.
+// Both come up here.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int requested,
-                                              cublasLtMatmulHeuristicResult_t *results, int *found) {
+                                              cublasLtMatmulHeuristicResult_t *results,
+                                              int *found) {
     object<Handle>(handle);
     const Preference &p = *object<Preference>(preference);
     Problem problem;
     *found = 0;
     sim_cublaslt_counts.searches++;
-    if (sim::capture_forbids("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_INTERNAL_ERROR; // so CUDA 13.3
+    if (sim::capture_forbids("cublasLtMatmulAlgoGetHeuristic"))
+        return CUBLAS_STATUS_INTERNAL_ERROR; // so CUDA 13.3
     if (requested <= 0) return INVALID("%d results requested", requested);
     const cublasStatus_t status = make_problem(&problem, op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const uint32_t epilogue = problem.op->epilogue;
     if (is_refused(epilogue))
-        return epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+        return epilogue == CUBLASLT_EPILOGUE_BIAS ? CUBLAS_STATUS_SUCCESS
+                                                  : CUBLAS_STATUS_NOT_SUPPORTED;
     const char *algorithms = sim::setting("SIM_CUBLASLT_ALGOS");
     const bool all = algorithms && strcmp(algorithms, "all") == 0;
     static const SimAlgorithm orders[2][SIM_ALGORITHM_COUNT] = {
@@ -221,10 +240,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const bool fewer = problem.op->units > 0; // then the favourite is another one
     for (int i = 0; i < SIM_ALGORITHM_COUNT && *found < requested; i++) {
         const SimAlgorithm which = orders[fewer][i];
-        Algorithm algorithm = {ALGORITHM, which, {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]}};
+        Algorithm algorithm = {
+            ALGORITHM, which, {p.alignment[0], p.alignment[1], p.alignment[2], p.alignment[3]}};
         const bool is_allowed = splits_of(which) == 1 || which == SIM_ALGORITHM_IN_PLACE ||
                                 (p.reduction_mask & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
-        if (!is_allowed || !fits(which, problem, p.alignment) || workspace_of(which, problem) > p.workspace) continue;
+        if (!is_allowed || !fits(which, problem, p.alignment) ||
+            workspace_of(which, problem) > p.workspace)
+            continue;
         if (!all && ((splits_of(which) > 1 && !fewer) || *found > 0)) continue;
         cublasLtMatmulHeuristicResult_t *result = &results[(*found)++];
         memset((void *)result, 0, sizeof *result);
@@ -235,9 +257,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result) {
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t op,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result) {
     object<Handle>(handle);
     Problem problem;
     sim_cublaslt_counts.checks++;
@@ -255,15 +279,18 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
 }
 
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, void *value,
-                                                    size_t size, size_t *written) {
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void *value, size_t size, size_t *written) {
     const Algorithm algorithm = unpack(algo);
     const int32_t splits = splits_of(algorithm.which);
-    const uint32_t scheme = splits == 1                                 ? CUBLASLT_REDUCTION_SCHEME_NONE
-                            : algorithm.which == SIM_ALGORITHM_IN_PLACE ? CUBLASLT_REDUCTION_SCHEME_INPLACE
-                                                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t scheme = splits == 1 ? CUBLASLT_REDUCTION_SCHEME_NONE
+                            : algorithm.which == SIM_ALGORITHM_IN_PLACE
+                                ? CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const int32_t id = algorithm.which;
-    const uint32_t tile = algorithm.which == SIM_ALGORITHM_SCALAR ? 0 : CUBLASLT_MATMUL_TILE_128x128, stages = 0;
+    const uint32_t tile =
+                       algorithm.which == SIM_ALGORITHM_SCALAR ? 0 : CUBLASLT_MATMUL_TILE_128x128,
+                   stages = 0;
     const void *values[CUBLASLT_ALGO_CONFIG_STAGES_ID + 1] = {};
     values[CUBLASLT_ALGO_CONFIG_ID] = &id;
     values[CUBLASLT_ALGO_CONFIG_TILE_ID] = &tile;
@@ -278,11 +305,12 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha, const void *a,
-                              cublasLtMatrixLayout_t layout_a, const void *b, cublasLtMatrixLayout_t layout_b,
-                              const void *beta, const void *c, cublasLtMatrixLayout_t layout_c, void *d,
-                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *algo, void *workspace,
-                              size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t layout_a, const void *b,
+                              cublasLtMatrixLayout_t layout_b, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t layout_c, void *d,
+                              cublasLtMatrixLayout_t layout_d, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream) {
     object<Handle>(handle);
     Problem p;
     cublasStatus_t status = make_problem(&p, op, layout_a, layout_b, layout_c, layout_d);
@@ -293,13 +321,15 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
         return INVALID("the algorithm is not one for this problem");
     const uint64_t needed = workspace_of(algorithm.which, p);
     if (workspace_bytes < needed || (needed > 0 && (!workspace || !is_aligned(workspace, 256))))
-        return INVALID("workspace %p of %zu bytes, the algorithm needs %lu", workspace, workspace_bytes, needed);
+        return INVALID("workspace %p of %zu bytes, the algorithm needs %lu", workspace,
+                       workspace_bytes, needed);
     const void *const pointers[4] = {a, b, c, d};
     status = check_operands(p, algorithm, pointers, workspace, workspace_bytes);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const cublasLtEpilogue_t epilogue = (cublasLtEpilogue_t)p.op->epilogue;
     const bool split = splits_of(algorithm.which) > 1;
-    // Documented for cublasLtMatmul, not for the search: fp32 is the type of aux only where none is set.
+    // Documented for cublasLtMatmul, not for the search: fp32 is the type of aux only where none is
+    // set.
     if (p.op->aux_type == CUDA_R_32F) return INVALID("aux type set to fp32");
     if (has_vice(algorithm.which, epilogue, "fails")) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (has_vice(algorithm.which, epilogue, "full")) return CUBLAS_STATUS_ALLOC_FAILED;
@@ -343,7 +373,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t op, 
     sim_cublaslt_counts.fp8 += sim::is_fp8(p.a->type);
     sim_cublaslt_counts.fast_sums += p.op->fast_sums != 0;
     const sim::Operation operation = {
-        "cublasLtMatmul", run, job, [](void *argument) { delete static_cast<Job *>(argument); }, nullptr, launched};
+        "cublasLtMatmul", run,     job, [](void *argument) { delete static_cast<Job *>(argument); },
+        nullptr,          launched};
     return sim::stream_enqueue(stream, operation) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
                                                                  : CUBLAS_STATUS_EXECUTION_FAILED;
 }

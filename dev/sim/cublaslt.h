@@ -1,8 +1,11 @@
 // What the simulated cuBLASLt tells tests, and what they can ask of it. C and C++.
 //   SIM_CUBLASLT_REFUSE=gelu,dgelu,bias  no algorithm for these epilogues
-//   SIM_CUBLASLT_ALGOS=all                     offers all of SimAlgorithm that fit a problem, not only the first: then
-//                                              callers time them, and what they choose may differ from run to run
-//   SIM_CUBLASLT_VICES=tiled:half,dgelu:fails  what an algorithm or an epilogue of the list above does to a product:
+//   SIM_CUBLASLT_ALGOS=all                     offers all of SimAlgorithm that fit a problem, not
+//   only the first: then
+//                                              callers time them, and what they choose may differ
+//                                              from run to run
+//   SIM_CUBLASLT_VICES=tiled:half,dgelu:fails  what an algorithm or an epilogue of the list above
+//   does to a product:
 //     half    writes the first half of the columns of D only
 //     wrong   D is half as large again
 //     fails   was offered, but cublasLtMatmul returns CUBLAS_STATUS_NOT_SUPPORTED
@@ -18,9 +21,11 @@
 extern "C" {
 #endif
 
-// In the order in which a search offers them. Only SCALAR takes every alignment, and only DEFAULT and BIAS epilogues.
+// In the order in which a search offers them. Only SCALAR takes every alignment, and only DEFAULT
+// and BIAS epilogues.
 typedef enum {
-    SIM_ALGORITHM_IN_PLACE, // split in k with a reduction in the output: offered even where the caller excludes it
+    SIM_ALGORITHM_IN_PLACE, // split in k with a reduction in the output: offered even where the
+                            // caller excludes it
     SIM_ALGORITHM_TILED,    // 16-byte accesses, k in one piece
     SIM_ALGORITHM_SPLIT,    // three parts of k, added in order
     SIM_ALGORITHM_SCALAR,   // the same bits as TILED
@@ -31,9 +36,11 @@ typedef struct {
     long searches, checks;          // cublasLtMatmulAlgoGetHeuristic, cublasLtMatmulAlgoCheck
     long runs[SIM_ALGORITHM_COUNT]; // multiplications that were launched, by algorithm
     long gelu, dgelu, bias;         // those of them with such an epilogue
-    long fp8, fast_sums;            // those of fp8 operands; those of them whose sums may lose bits (they do not here)
-    // Those that run while a collective does, replays counted, on sm_90 and later, where they take every multiprocessor
-    // that they may; and those of them that do not leave NCCL the ones that it takes, so that their last blocks wait.
+    long fp8, fast_sums; // those of fp8 operands; those of them whose sums may lose bits (they do
+                         // not here)
+    // Those that run while a collective does, replays counted, on sm_90 and later, where they take
+    // every multiprocessor that they may; and those of them that do not leave NCCL the ones that it
+    // takes, so that their last blocks wait.
     long beside, crowded;
 } SimCublasLtCounts;
 extern SimCublasLtCounts sim_cublaslt_counts;

@@ -1,5 +1,5 @@
-// The objects of the simulated cuBLASLt and the rules for a multiplication: what cublaslt.cpp looks up before it
-// searches or runs. Internal to dev/sim.
+// The objects of the simulated cuBLASLt and the rules for a multiplication: what cublaslt.cpp looks
+// up before it searches or runs. Internal to dev/sim.
 #pragma once
 #include "dev/sim/cublaslt.h"
 #include "dev/sim/gemm.h"
@@ -56,7 +56,8 @@ struct Problem {
 };
 
 // Prints "sim: cublasLt: ..." and returns the status.
-cublasStatus_t fail(cublasStatus_t status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+cublasStatus_t fail(cublasStatus_t status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 #define INVALID(...) fail(CUBLAS_STATUS_INVALID_VALUE, __VA_ARGS__)
 
 // The object behind an opaque pointer; ends the program when it is none, or was destroyed.
@@ -70,17 +71,20 @@ template <class T, class P> T *object(P opaque) {
 inline bool is_aligned(const void *p, size_t bytes) { return (uintptr_t)p % bytes == 0; }
 
 // Fills *p, and says what is wrong with it.
-cublasStatus_t make_problem(Problem *p, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
-                            cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d);
+cublasStatus_t make_problem(Problem *p, cublasLtMatmulDesc_t op, cublasLtMatrixLayout_t a,
+                            cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                            cublasLtMatrixLayout_t d);
 // The same for the memory behind the operands A, B, C, D and behind bias and aux.
-cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm, const void *const pointers[4],
-                              const void *workspace, uint64_t workspace_bytes);
+cublasStatus_t check_operands(const Problem &p, const Algorithm &algorithm,
+                              const void *const pointers[4], const void *workspace,
+                              uint64_t workspace_bytes);
 
 Algorithm unpack(const cublasLtMatmulAlgo_t *algo);
 int splits_of(SimAlgorithm which);                                            // parts of k
 uint64_t workspace_of(SimAlgorithm which, const Problem &p);                  // bytes
 bool fits(SimAlgorithm which, const Problem &p, const uint32_t alignment[4]); // can do this at all
-bool is_refused(uint32_t epilogue);                                           // SIM_CUBLASLT_REFUSE names it
-bool has_vice(SimAlgorithm which, uint32_t epilogue, const char *vice);       // SIM_CUBLASLT_VICES names either
+bool is_refused(uint32_t epilogue); // SIM_CUBLASLT_REFUSE names it
+bool has_vice(SimAlgorithm which, uint32_t epilogue,
+              const char *vice); // SIM_CUBLASLT_VICES names either
 
 } // namespace sim::lt

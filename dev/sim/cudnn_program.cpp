@@ -59,7 +59,8 @@ struct Machine {
     float pointwise(const Step &s, int64_t a, int64_t b, int64_t c, int64_t d) const {
         const int64_t index[4] = {a, b, c, d};
         if (s.mode == CUDNN_POINTWISE_GEN_INDEX) return (float)index[s.axis];
-        const float x = read(s.x, a, b, c, d), second = s.b != NO_TENSOR ? read(s.b, a, b, c, d) : 0.0f;
+        const float x = read(s.x, a, b, c, d),
+                    second = s.b != NO_TENSOR ? read(s.b, a, b, c, d) : 0.0f;
         switch (s.mode) {
         case CUDNN_POINTWISE_ADD:
             return x + second;
@@ -88,7 +89,8 @@ struct Machine {
         }
     }
 
-    // Element (a,b,c,d) of the reduction: of each dimension in which x has more than y, the part that belongs to it.
+    // Element (a,b,c,d) of the reduction: of each dimension in which x has more than y, the part
+    // that belongs to it.
     float reduction(const Step &s, const int64_t (&at)[4]) const {
         const Tensor4 &x = tensor(s.x), &y = tensor(s.y);
         int64_t first[4], end[4];
@@ -112,11 +114,13 @@ struct Machine {
 
     void matmul(const Step &s, int64_t a, int64_t b) {
         const int64_t M = tensor(s.y).dims[2], N = tensor(s.y).dims[3], K = tensor(s.x).dims[3];
-        const int64_t heads = tensor(s.y).dims[1], shared = tensor(s.b).dims[1]; // several may have one right factor
+        const int64_t heads = tensor(s.y).dims[1],
+                      shared = tensor(s.b).dims[1]; // several may have one right factor
         if (heads % shared != 0) sim::fatal("cuDNN: %d matrices times %d", (int)heads, (int)shared);
         std::vector<float> right((size_t)(K * N)), row((size_t)N);
         for (int64_t k = 0; k < K; k++)
-            for (int64_t n = 0; n < N; n++) right[(size_t)(k * N + n)] = read(s.b, a, b / (heads / shared), k, n);
+            for (int64_t n = 0; n < N; n++)
+                right[(size_t)(k * N + n)] = read(s.b, a, b / (heads / shared), k, n);
         for (int64_t m = 0; m < M; m++) {
             for (float &v : row) v = 0.0f;
             for (int64_t k = 0; k < K; k++) {
@@ -138,10 +142,12 @@ struct Machine {
                 }
                 for (int64_t c = 0; c < y.dims[2]; c++)
                     for (int64_t d = 0; d < y.dims[3]; d++)
-                        write(s.y, a, b, c, d,
-                              s.kind == POINTWISE   ? pointwise(s, a, b, c, d)
-                              : s.kind == REDUCTION ? reduction(s, {a, b, c, d})
-                                                    : read_at(s.x, y.offset(a, b, c, d))); // the same memory, seen anew
+                        write(
+                            s.y, a, b, c, d,
+                            s.kind == POINTWISE ? pointwise(s, a, b, c, d)
+                            : s.kind == REDUCTION
+                                ? reduction(s, {a, b, c, d})
+                                : read_at(s.x, y.offset(a, b, c, d))); // the same memory, seen anew
             }
     }
 };

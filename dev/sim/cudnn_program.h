@@ -1,5 +1,6 @@
-// What a graph of the simulated cuDNN computes, and its interpretation: each operation as it is defined, one after the
-// other, in fp32 with the roundings that the types of the tensors between them ask for. Internal to dev/sim.
+// What a graph of the simulated cuDNN computes, and its interpretation: each operation as it is
+// defined, one after the other, in fp32 with the roundings that the types of the tensors between
+// them ask for. Internal to dev/sim.
 #pragma once
 #include <cudnn.h>
 #include <memory>
@@ -13,14 +14,17 @@ struct Tensor4 {
     cudnnDataType_t type;
     bool is_virtual, by_value;
 
-    int64_t offset(int64_t a, int64_t b, int64_t c, int64_t d) const { // a dimension of size 1 is repeated
+    int64_t offset(int64_t a, int64_t b, int64_t c,
+                   int64_t d) const { // a dimension of size 1 is repeated
         return (dims[0] > 1 ? a * strides[0] : 0) + (dims[1] > 1 ? b * strides[1] : 0) +
                (dims[2] > 1 ? c * strides[2] : 0) + (dims[3] > 1 ? d * strides[3] : 0);
     }
     int64_t extent() const { // elements from the first to behind the last
         return offset(dims[0] - 1, dims[1] - 1, dims[2] - 1, dims[3] - 1) + 1;
     }
-    size_t element() const { return type == CUDNN_DATA_HALF || type == CUDNN_DATA_BFLOAT16 ? 2 : 4; }
+    size_t element() const {
+        return type == CUDNN_DATA_HALF || type == CUDNN_DATA_BFLOAT16 ? 2 : 4;
+    }
 };
 
 enum Kind { POINTWISE, MATMUL, REDUCTION, RESHAPE };
@@ -44,7 +48,8 @@ struct Program {
     }
 };
 
-// What one launch works on. A tensor is in memory that the caller gave, in an array of its own, or a constant.
+// What one launch works on. A tensor is in memory that the caller gave, in an array of its own, or
+// a constant.
 struct Launch {
     std::shared_ptr<const Program> program;
     std::vector<char *> memory;

@@ -1,10 +1,11 @@
-// cuDNN's backend API on the CPU: takes the place of llmc/cuda/cudnn_library.c, so that everything above it is the real
-// code: graphs, engines, workspaces, pointers, launches under capture.
+// cuDNN's backend API on the CPU: takes the place of llmc/cuda/cudnn_library.c, so that everything
+// above it is the real code: graphs, engines, workspaces, pointers, launches under capture.
 //
-// A graph is not recognised but interpreted (cudnn_program.cpp), so that one which is wired wrongly gives wrong numbers
-// here, where cuDNN may take it for the attention that it looks like. What cuDNN checks, or a GPU would do to wrong
-// pointers, is checked: references to unfinished descriptors, alignment, ranges, the workspace. What it would refuse
-// because it has no kernel is not known here; that is test/sim/test_cudnn_graphs.c.
+// A graph is not recognised but interpreted (cudnn_program.cpp), so that one which is wired wrongly
+// gives wrong numbers here, where cuDNN may take it for the attention that it looks like. What
+// cuDNN checks, or a GPU would do to wrong pointers, is checked: references to unfinished
+// descriptors, alignment, ranges, the workspace. What it would refuse because it has no kernel is
+// not known here; that is test/sim/test_cudnn_graphs.c.
 #include "dev/sim/cudnn_sim.h"
 #include "dev/sim/runtime.h"
 #include "llmc/cuda/cudnn_graph.h"
@@ -39,14 +40,17 @@ const char *cudnn_library_version_text(void) { return version_text; }
 }
 
 #ifndef HAVE_CUDNN
-extern "C" bool cudnn_library_open(Error *err) { return refuse(err, "built without the headers of cuDNN"); }
+extern "C" bool cudnn_library_open(Error *err) {
+    return refuse(err, "built without the headers of cuDNN");
+}
 #else
 #include "dev/sim/cudnn_program.h"
 
 // Whether SIM_CUDNN has this vice, for all graphs or for those of the kind of this one.
 static bool asked_for(const char *vice, const sim::dnn::Program *p) {
     const std::string kind = p->form();
-    const std::string list = "," + std::string(sim::setting("SIM_CUDNN") ? sim::setting("SIM_CUDNN") : "") + ",";
+    const std::string list =
+        "," + std::string(sim::setting("SIM_CUDNN") ? sim::setting("SIM_CUDNN") : "") + ",";
     return list.find("," + std::string(vice) + ",") != list.npos ||
            list.find("," + kind + ":" + vice + ",") != list.npos;
 }
@@ -56,8 +60,10 @@ bool cudnn_library_open(Error *err) {
     const char *list = sim::setting("SIM_CUDNN");
     version = list ? atoi(list) : 0;
     if (version == 1) version = 91900;
-    if (version == 0) return refuse(err, "cuDNN not found: the simulator has one when SIM_CUDNN is set");
-    snprintf(version_text, sizeof version_text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    if (version == 0)
+        return refuse(err, "cuDNN not found: the simulator has one when SIM_CUDNN is set");
+    snprintf(version_text, sizeof version_text, "%d.%d.%d", version / 10000, version / 100 % 100,
+             version % 100);
     return true;
 }
 bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
@@ -68,7 +74,8 @@ bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
 namespace {
 using namespace sim::dnn;
 
-// --------------------------------------------------------------------------------------------------------- descriptors
+// -------------------------------------------------------------------------------------------------
+// descriptors
 
 struct Attribute {
     cudnnBackendAttributeName_t name;
@@ -117,7 +124,8 @@ size_t bytes_of(cudnnBackendAttributeType_t type) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ programs
+// -------------------------------------------------------------------------------------------------
+// programs
 
 int place_of(Program &p, const Descriptor *d) {
     if (!d) return NO_TENSOR;
@@ -152,7 +160,8 @@ Step step_of(Program &p, const Descriptor *d) {
         s.y = place_of(p, d->refers(CUDNN_ATTR_OPERATION_MATMUL_CDESC));
     } else if (d->type == CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR) {
         s.kind = REDUCTION;
-        s.mode = d->refers(CUDNN_ATTR_OPERATION_REDUCTION_DESC)->value<int>(CUDNN_ATTR_REDUCTION_OPERATOR, -1);
+        s.mode = d->refers(CUDNN_ATTR_OPERATION_REDUCTION_DESC)
+                     ->value<int>(CUDNN_ATTR_REDUCTION_OPERATOR, -1);
         s.x = place_of(p, d->refers(CUDNN_ATTR_OPERATION_REDUCTION_XDESC));
         s.y = place_of(p, d->refers(CUDNN_ATTR_OPERATION_REDUCTION_YDESC));
     } else {
@@ -163,13 +172,15 @@ Step step_of(Program &p, const Descriptor *d) {
     return s;
 }
 
-// False when an operation reads a tensor between operations that none before it has written, or lacks an operand.
+// False when an operation reads a tensor between operations that none before it has written, or
+// lacks an operand.
 bool is_in_order(const Program &p) {
     std::vector<bool> written(p.tensors.size());
     for (const Step &s : p.steps) {
         if (s.x == NO_TENSOR || s.y == NO_TENSOR) return false;
         for (int in : {s.x, s.b, s.t})
-            if (in != NO_TENSOR && p.tensors[(size_t)in].is_virtual && !written[(size_t)in]) return false;
+            if (in != NO_TENSOR && p.tensors[(size_t)in].is_virtual && !written[(size_t)in])
+                return false;
         written[(size_t)s.y] = true;
     }
     return !p.steps.empty();
@@ -184,20 +195,23 @@ bool make_program(Descriptor *graph) {
         p->steps.push_back(step_of(*p, d));
     }
     if (!is_in_order(*p)) return false;
-    // As on most GPUs: where a matmul writes dQ, the scores are kept, as elements of 16 bits. They are what is square.
+    // As on most GPUs: where a matmul writes dQ, the scores are kept, as elements of 16 bits. They
+    // are what is square.
     if (strcmp(p->form(), "stored") == 0)
         for (const Tensor4 &t : p->tensors)
             if (t.is_virtual && t.dims[2] == t.dims[3])
                 p->workspace = t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3] * 2;
     for (const Step &s : p->steps) { // dK and dV of each head of q, before they are added up
         const Tensor4 &x = p->tensors[(size_t)s.x], &y = p->tensors[(size_t)s.y];
-        if (s.kind == REDUCTION && x.dims[1] != y.dims[1]) p->workspace += x.extent() * (int64_t)x.element();
+        if (s.kind == REDUCTION && x.dims[1] != y.dims[1])
+            p->workspace += x.extent() * (int64_t)x.element();
     }
     graph->program = p;
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- the API
+// -------------------------------------------------------------------------------------------------
+// the API
 
 struct Handle {
     cudaStream_t stream = nullptr;
@@ -250,8 +264,9 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
     const Descriptor *from = nullptr;
     switch (d->type) {
     case CUDNN_BACKEND_TENSOR_DESCRIPTOR:
-        ok = has(d, {CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_ATTR_TENSOR_STRIDES,
-                     CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT});
+        ok = has(d, {CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_ATTR_TENSOR_DIMENSIONS,
+                     CUDNN_ATTR_TENSOR_STRIDES, CUDNN_ATTR_TENSOR_UNIQUE_ID,
+                     CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT});
         break;
     case CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR:
         ok = has(d, {CUDNN_ATTR_DEVICEPROP_DEVICE_ID});
@@ -267,7 +282,8 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
         ok = has(d, {CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP});
         from = d->refers(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
         break;
-    case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR: // an engine that was asked for by its number: those need little
+    case CUDNN_BACKEND_ENGINECFG_DESCRIPTOR: // an engine that was asked for by its number: those
+                                             // need little
         from = d->refers(CUDNN_ATTR_ENGINECFG_ENGINE);
         d->workspace = 256;
         break;
@@ -283,14 +299,15 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
         return CUDNN_STATUS_SUCCESS; // kinds of operations, operations, knobs, packs
     }
     if (from) d->program = from->program;
-    const bool needs_program =
-        d->type != CUDNN_BACKEND_TENSOR_DESCRIPTOR && d->type != CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR;
+    const bool needs_program = d->type != CUDNN_BACKEND_TENSOR_DESCRIPTOR &&
+                               d->type != CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR;
     d->finalized = ok && (!needs_program || d->program);
     return d->finalized ? CUDNN_STATUS_SUCCESS : CUDNN_STATUS_BAD_PARAM;
 }
 
 // An empty descriptor becomes another one's image, as cuDNN fills those that it is given.
-void fill(Descriptor *empty, std::shared_ptr<const Program> program, cudnnBackendAttributeName_t name, int64_t value) {
+void fill(Descriptor *empty, std::shared_ptr<const Program> program,
+          cudnnBackendAttributeName_t name, int64_t value) {
     empty->program = program;
     empty->finalized = true;
     const char *bytes = (const char *)&value;
@@ -298,7 +315,8 @@ void fill(Descriptor *empty, std::shared_ptr<const Program> program, cudnnBacken
 }
 
 cudnnStatus_t get_attribute(cudnnBackendDescriptor_t descriptor, cudnnBackendAttributeName_t name,
-                            cudnnBackendAttributeType_t, int64_t requested, int64_t *count, void *values) {
+                            cudnnBackendAttributeType_t, int64_t requested, int64_t *count,
+                            void *values) {
     const Descriptor *d = (const Descriptor *)descriptor;
     if (!d || !d->finalized || requested < 1) return CUDNN_STATUS_BAD_PARAM;
     *count = 1;
@@ -351,15 +369,18 @@ bool fits(const Tensor4 &t, const char *p) {
     }
     if (t.by_value) return true;
     if ((uintptr_t)p % (uintptr_t)t.alignment) {
-        sim::set_error(cudaSuccess, "cuDNN: tensor %d is not aligned to %d bytes", (int)t.id, (int)t.alignment);
+        sim::set_error(cudaSuccess, "cuDNN: tensor %d is not aligned to %d bytes", (int)t.id,
+                       (int)t.alignment);
         return false;
     }
     if (sim::memory_kind(p, (size_t)t.extent() * t.element()) == sim::DEVICE) return true;
-    sim::set_error(cudaSuccess, "cuDNN: tensor %d is not within one allocation of the device", (int)t.id);
+    sim::set_error(cudaSuccess, "cuDNN: tensor %d is not within one allocation of the device",
+                   (int)t.id);
     return false;
 }
 
-cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnnBackendDescriptor_t variant) {
+cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
+                      cudnnBackendDescriptor_t variant) {
     const Descriptor *p = (const Descriptor *)plan, *pack = (const Descriptor *)variant;
     if (!handle || !p || !p->finalized || !pack || !pack->finalized) return CUDNN_STATUS_BAD_PARAM;
     auto launch = std::unique_ptr<Launch>(new Launch{p->program, {}, {}, nullptr, 0, false, false});
@@ -368,17 +389,20 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan, cudnn
         char *pointer = t.is_virtual ? nullptr : pointer_of(pack, t.id);
         if (!t.is_virtual && !fits(t, pointer)) return CUDNN_STATUS_BAD_PARAM;
         launch->memory.push_back(pointer);
-        launch->constants.push_back(t.by_value ? factor * *(const float *)pointer : NAN); // read at the call
+        launch->constants.push_back(t.by_value ? factor * *(const float *)pointer
+                                               : NAN); // read at the call
     }
     launch->workspace = pack->value<char *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, nullptr);
     launch->workspace_bytes = (size_t)p->workspace;
-    if (sim::memory_kind(launch->workspace, launch->workspace_bytes) != sim::DEVICE) return CUDNN_STATUS_BAD_PARAM;
+    if (sim::memory_kind(launch->workspace, launch->workspace_bytes) != sim::DEVICE)
+        return CUDNN_STATUS_BAD_PARAM;
     launch->slow = asked_for("slow", p->program.get());
     launch->unrepeatable = asked_for("unrepeatable", p->program.get());
     sim_cudnn_counts.launched++;
     if (asked_for("idle", p->program.get())) return CUDNN_STATUS_SUCCESS;
-    sim::stream_enqueue(((Handle *)handle)->stream, [](void *argument) { run(*(const Launch *)argument); },
-                        launch.release(), [](void *argument) { delete (Launch *)argument; });
+    sim::stream_enqueue(((Handle *)handle)->stream,
+                        [](void *argument) { run(*(const Launch *)argument); }, launch.release(),
+                        [](void *argument) { delete (Launch *)argument; });
     return CUDNN_STATUS_SUCCESS;
 }
 
@@ -405,6 +429,7 @@ void last_error_string(char *text, size_t size) {
 } // namespace
 
 extern "C" CudnnFunctions cudnn;
-CudnnFunctions cudnn = {get_version, error_string, last_error_string, open_handle,   close_handle, set_stream,
-                        create,      destroy,      set_attribute,     get_attribute, finalize,     execute};
+CudnnFunctions cudnn = {get_version, error_string, last_error_string, open_handle,   close_handle,
+                        set_stream,  create,       destroy,           set_attribute, get_attribute,
+                        finalize,    execute};
 #endif

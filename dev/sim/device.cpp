@@ -1,6 +1,6 @@
-// The simulated GPU as the runtime describes it: model, attributes, versions, errors. The facts are those of a real GPU
-// of the compute capability asked for, except the number of multiprocessors: grids are sized by it, and many blocks
-// only make tests slow.
+// The simulated GPU as the runtime describes it: model, attributes, versions, errors. The facts are
+// those of a real GPU of the compute capability asked for, except the number of multiprocessors:
+// grids are sized by it, and many blocks only make tests slow.
 #include "dev/sim/runtime.h"
 
 #include <stdarg.h>
@@ -31,11 +31,14 @@ bool hardware_numbers() {
     return on;
 }
 
-// ------------------------------------------------------------------------------------------------------------- model
+// -------------------------------------------------------------------------------------------------
+// model
 
-// Clocks in kHz (the highest), shared memory in KB, from NVIDIA's data sheets and the CUDA programming guide.
+// Clocks in kHz (the highest), shared memory in KB, from NVIDIA's data sheets and the CUDA
+// programming guide.
 static const struct {
-    int compute_capability, clock, memory_clock, bus_bits, shared_per_unit, shared_per_block, threads, blocks;
+    int compute_capability, clock, memory_clock, bus_bits, shared_per_unit, shared_per_block,
+        threads, blocks;
 } models[] = {
     {75, 1590000, 5001000, 256, 64, 64, 1024, 16},     // T4
     {80, 1410000, 1593000, 5120, 164, 163, 2048, 32},  // A100 80 GB
@@ -54,7 +57,8 @@ static DeviceModel read_model() {
     model.num_sms = setting_number("SIM_SMS", 2);
     model.memory_bytes = (size_t)setting_number("SIM_MEMORY_MB", 4096) << 20;
     model.context_bytes = (size_t)setting_number("SIM_CONTEXT_MB", CONTEXT_MB) << 20;
-    if (model.context_bytes >= model.memory_bytes) fatal("SIM_MEMORY_MB: the context alone takes SIM_CONTEXT_MB");
+    if (model.context_bytes >= model.memory_bytes)
+        fatal("SIM_MEMORY_MB: the context alone takes SIM_CONTEXT_MB");
     for (const auto &m : models) {
         if (m.compute_capability != model.compute_capability) continue;
         model.clock_khz = m.clock;
@@ -83,7 +87,8 @@ static int num_devices() {
 static bool exists(int device) { return device >= 0 && device < num_devices(); }
 static int current_device;
 
-// ------------------------------------------------------------------------------------------------------------- errors
+// -------------------------------------------------------------------------------------------------
+// errors
 
 static cudaError_t last_error;
 
@@ -100,12 +105,15 @@ cudaError_t set_error(cudaError_t error, const char *format, ...) {
 
 static cudaError_t sticky;
 cudaError_t sticky_error() { return sticky; }
-void launch_fails() { sticky = set_error(cudaErrorIllegalAddress, "a launch fails, as SIM_STICKY asks"); }
+void launch_fails() {
+    sticky = set_error(cudaErrorIllegalAddress, "a launch fails, as SIM_STICKY asks");
+}
 
 static const char *refused; // the kernel of a launch whose error nobody has asked for
 void note_refused_launch(const char *kernel) { refused = kernel; }
 void expect_refusal_seen(const char *call) {
-    if (refused) fatal("the launch of %s was refused and nobody looked at it before %s", refused, call);
+    if (refused)
+        fatal("the launch of %s was refused and nobody looked at it before %s", refused, call);
 }
 
 static const struct {
@@ -115,16 +123,20 @@ static const struct {
     {cudaSuccess, "cudaSuccess", "no error"},
     {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration",
+     "invalid configuration argument"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
-    {cudaErrorMissingConfiguration, "cudaErrorMissingConfiguration", "__global__ function call is not configured"},
+    {cudaErrorMissingConfiguration, "cudaErrorMissingConfiguration",
+     "__global__ function call is not configured"},
     {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
      "no kernel image is available for execution on the device"},
     {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
-    {cudaErrorIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
+    {cudaErrorIllegalState, "cudaErrorIllegalState",
+     "the operation cannot be performed in the present state"},
+    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress",
+     "an illegal memory access was encountered"},
     {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
     {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
     {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
@@ -133,8 +145,10 @@ static const struct {
      "operation failed due to a previous error during capture"},
     {cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge",
      "operation would result in a merge of separate capture sequences"},
-    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not ended in the same stream"},
-    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "capture was not ended in the same stream"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined",
+     "capturing stream has unjoined work"},
     {cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
      "dependency created on uncaptured work in another stream"},
     {cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
@@ -216,12 +230,14 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int device)
         *value = a.value;
         return cudaSuccess;
     }
-    return set_error(cudaErrorInvalidValue, "cudaDeviceGetAttribute: attribute %d is not simulated", (int)which);
+    return set_error(cudaErrorInvalidValue, "cudaDeviceGetAttribute: attribute %d is not simulated",
+                     (int)which);
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (!exists(device)) return set_error(cudaErrorInvalidDevice);
     const DeviceModel &m = device_model();
-    memset((void *)p, 0xff, sizeof *p); // whoever asks for another property sees that it is not simulated
+    memset((void *)p, 0xff,
+           sizeof *p); // whoever asks for another property sees that it is not simulated
     snprintf(p->name, sizeof p->name, "CUDA simulator (CPU)");
     p->totalGlobalMem = m.memory_bytes;
     p->major = m.compute_capability / 10;

@@ -1,6 +1,6 @@
-// A fiber: a stack on which CUDA threads run, and the switch from one to another. Internal to the simulator.
-// x86-64 switches in ten instructions (2 ns); other processors, and SIM_UCONTEXT, take swapcontext, which makes a
-// system call.
+// A fiber: a stack on which CUDA threads run, and the switch from one to another. Internal to the
+// simulator. x86-64 switches in ten instructions (2 ns); other processors, and SIM_UCONTEXT, take
+// swapcontext, which makes a system call.
 #pragma once
 #include "dev/sim/sanitizers.h"
 #include <stddef.h>
@@ -23,11 +23,13 @@ struct Fiber {
 #endif
 };
 
-// Makes `entry` the function that runs when the fiber is switched to for the first time. It must not return.
-// `offset`: bytes to leave free at the top. Stacks a power of two apart would share the same few cache sets.
+// Makes `entry` the function that runs when the fiber is switched to for the first time. It must
+// not return. `offset`: bytes to leave free at the top. Stacks a power of two apart would share the
+// same few cache sets.
 inline void fiber_prepare(Fiber *fiber, void (*entry)(), size_t offset) {
 #ifndef SIM_UCONTEXT
-    uintptr_t *top = (uintptr_t *)(((uintptr_t)fiber->stack + fiber->stack_bytes - offset) & ~(uintptr_t)63);
+    uintptr_t *top =
+        (uintptr_t *)(((uintptr_t)fiber->stack + fiber->stack_bytes - offset) & ~(uintptr_t)63);
     *--top = 0; // the return address of entry: where backtraces end
     *--top = (uintptr_t)entry;
     fiber->stack_pointer = top;
@@ -40,7 +42,8 @@ inline void fiber_prepare(Fiber *fiber, void (*entry)(), size_t offset) {
 #endif
 }
 
-// AddressSanitizer must be told on both sides of a switch. A fiber that starts calls fiber_started first.
+// AddressSanitizer must be told on both sides of a switch. A fiber that starts calls fiber_started
+// first.
 inline void fiber_started(Fiber *fiber) {
     (void)fiber;
 #ifdef SIM_ASAN
@@ -48,8 +51,9 @@ inline void fiber_started(Fiber *fiber) {
 #endif
 }
 
-// Leaves `from`, goes on in `to`; returns when somebody switches back. All registers are named as destroyed, so the
-// compiler saves exactly those that it needs. 128: the red zone below the stack pointer.
+// Leaves `from`, goes on in `to`; returns when somebody switches back. All registers are named as
+// destroyed, so the compiler saves exactly those that it needs. 128: the red zone below the stack
+// pointer.
 static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fiber *to) {
 #ifdef SIM_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
@@ -69,9 +73,9 @@ static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fibe
                  "leaq 128(%%rsp), %%rsp\n\t"
                  : "+D"(save), "+S"(target)
                  :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "xmm0", "xmm1",
-                   "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13",
-                   "xmm14", "xmm15", "memory", "cc");
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+                   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9",
+                   "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15", "memory", "cc");
 #else
     swapcontext(&from->context, &to->context);
 #endif

@@ -1,10 +1,11 @@
-// The arithmetic behind the simulated cuBLASLt: D = epilogue(alpha scale_a scale_b op(A) op(B) + beta C), column-major,
-// fp32 sums over k in index order; products of fp8 numbers are exact in fp32. Knows nothing of streams, descriptors or
-// checks; those are in cublaslt.cpp.
+// The arithmetic behind the simulated cuBLASLt: D = epilogue(alpha scale_a scale_b op(A) op(B) +
+// beta C), column-major, fp32 sums over k in index order; products of fp8 numbers are exact in
+// fp32. Knows nothing of streams, descriptors or checks; those are in cublaslt.cpp.
 //
-// Bits: each element is one chain of multiplications and additions over k (one chain for each part when k is split, the
-// parts added in order). Vector code runs over rows only, so the result does not depend on the width of vectors. With
-// SIM_NUMERICS=hardware another order, operands rounded to TF32 and tensor cores that cut off.
+// Bits: each element is one chain of multiplications and additions over k (one chain for each part
+// when k is split, the parts added in order). Vector code runs over rows only, so the result does
+// not depend on the width of vectors. With SIM_NUMERICS=hardware another order, operands rounded to
+// TF32 and tensor cores that cut off.
 #pragma once
 #include <cublasLt.h>
 #include <stddef.h>

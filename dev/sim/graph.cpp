@@ -1,7 +1,8 @@
-// CUDA graphs: capture records the operations of one or more streams as nodes with their dependencies; an instantiated
-// graph runs them again, with the arguments that they had. What CUDA forbids during a capture fails as in CUDA: the
-// call returns an error, the capture becomes invalid, and a line says which call it was.
-// Stricter than CUDA: any work in the legacy stream and any pageable copy during a capture is an error.
+// CUDA graphs: capture records the operations of one or more streams as nodes with their
+// dependencies; an instantiated graph runs them again, with the arguments that they had. What CUDA
+// forbids during a capture fails as in CUDA: the call returns an error, the capture becomes
+// invalid, and a line says which call it was. Stricter than CUDA: any work in the legacy stream and
+// any pageable copy during a capture is an error.
 #include "dev/sim/sim_control.h"
 #include "dev/sim/stream.h"
 
@@ -20,7 +21,8 @@ struct CUgraphExec_st {
 };
 
 namespace sim {
-// -------------------------------------------------------------------------------------------------------- the captures
+// -------------------------------------------------------------------------------------------------
+// the captures
 
 static std::vector<std::shared_ptr<Capture>> &captures() { // in progress
     static auto *active = new std::vector<std::shared_ptr<Capture>>;
@@ -32,10 +34,12 @@ cudaError_t capture_break(Capture *capture, cudaError_t error, const char *what)
     return set_error(error, "%s: forbidden during a capture, which is invalid now", what);
 }
 
-// A call that CUDA counts as unsafe concerns captures in global mode and those of the same thread, unless relaxed.
+// A call that CUDA counts as unsafe concerns captures in global mode and those of the same thread,
+// unless relaxed.
 static bool concerns_this_thread(const Capture &capture) {
     if (capture.mode == cudaStreamCaptureModeRelaxed) return false;
-    return capture.mode == cudaStreamCaptureModeGlobal || capture.thread == std::this_thread::get_id();
+    return capture.mode == cudaStreamCaptureModeGlobal ||
+           capture.thread == std::this_thread::get_id();
 }
 cudaError_t capture_forbids(const char *call) {
     cudaError_t error = sticky_error();
@@ -47,7 +51,8 @@ cudaError_t capture_forbids(const char *call) {
 cudaError_t capture_forbids_legacy(const char *call) {
     cudaError_t error = cudaSuccess;
     const std::string what = std::string(call) + " in the legacy stream";
-    for (auto &capture : captures()) error = capture_break(capture.get(), cudaErrorStreamCaptureImplicit, what.c_str());
+    for (auto &capture : captures())
+        error = capture_break(capture.get(), cudaErrorStreamCaptureImplicit, what.c_str());
     return error;
 }
 
@@ -67,7 +72,8 @@ cudaError_t capture_wait(CUstream_st *stream, const CUevent_st *event) {
     if (capture->invalid) return set_error(cudaErrorStreamCaptureInvalidated);
     if (stream == stream_of(nullptr)) return capture_forbids_legacy("cudaStreamWaitEvent");
     if (stream->capture && stream->capture != event->capture)
-        return capture_break(capture, cudaErrorStreamCaptureMerge, "cudaStreamWaitEvent that joins two captures");
+        return capture_break(capture, cudaErrorStreamCaptureMerge,
+                             "cudaStreamWaitEvent that joins two captures");
     if (!stream->capture) {
         stream->capture = event->capture;
         stream->last.clear();
@@ -88,7 +94,8 @@ static bool is_joined(const Capture &capture) {
         open.pop_back();
         if (reached[node]) continue;
         reached[node] = true;
-        open.insert(open.end(), capture.nodes[node]->after.begin(), capture.nodes[node]->after.end());
+        open.insert(open.end(), capture.nodes[node]->after.begin(),
+                    capture.nodes[node]->after.end());
     }
     for (const CUstream_st *stream : capture.streams)
         for (size_t node : stream->last)
@@ -99,29 +106,37 @@ static bool is_joined(const Capture &capture) {
 static cudaError_t end_capture(CUstream_st *origin, cudaGraph_t *graph) {
     *graph = nullptr;
     const std::shared_ptr<Capture> capture = origin->capture;
-    if (!capture) return set_error(cudaErrorIllegalState, "cudaStreamEndCapture: the stream is not being captured");
+    if (!capture)
+        return set_error(cudaErrorIllegalState,
+                         "cudaStreamEndCapture: the stream is not being captured");
     if (capture->origin != origin)
         return capture_break(capture.get(), cudaErrorStreamCaptureUnmatched,
                              "cudaStreamEndCapture of another stream than began it");
-    if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
-        return set_error(cudaErrorStreamCaptureWrongThread, "cudaStreamEndCapture: on another thread than the begin");
+    if (capture->mode != cudaStreamCaptureModeRelaxed &&
+        capture->thread != std::this_thread::get_id())
+        return set_error(cudaErrorStreamCaptureWrongThread,
+                         "cudaStreamEndCapture: on another thread than the begin");
     const bool joined = is_joined(*capture);
     capture->ended = true;
     for (CUstream_st *stream : capture->streams) stream->capture = nullptr;
     captures().erase(std::find(captures().begin(), captures().end(), capture));
-    if (setting_is("SIM_CAPTURE", "refused")) capture->invalid = true; // as by a driver with a defect
+    if (setting_is("SIM_CAPTURE", "refused"))
+        capture->invalid = true; // as by a driver with a defect
     if (capture->invalid) return set_error(cudaErrorStreamCaptureInvalidated);
     if (!joined)
         return set_error(cudaErrorStreamCaptureUnjoined,
-                         "cudaStreamEndCapture: work of another stream was not joined to the origin by an event");
+                         "cudaStreamEndCapture: work of another stream was not joined to the "
+                         "origin by an event");
     *graph = new CUgraph_st{capture->nodes};
     return cudaSuccess;
 }
 
-// ---------------------------------------------------------------------------------------------------------- the graphs
+// -------------------------------------------------------------------------------------------------
+// the graphs
 
-// Of all orders that respect the dependencies the one furthest from that of the recording: of the nodes that may run,
-// the last. A dependency that is missing so shows at every replay. Work of one stream keeps its order.
+// Of all orders that respect the dependencies the one furthest from that of the recording: of the
+// nodes that may run, the last. A dependency that is missing so shows at every replay. Work of one
+// stream keeps its order.
 static std::vector<size_t> run_order(const Nodes &nodes) {
     std::vector<size_t> order, missing(nodes.size());
     std::vector<std::vector<size_t>> before(nodes.size());
@@ -156,7 +171,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
         return set_error(cudaErrorStreamCaptureUnsupported,
                          "cudaStreamBeginCapture: the legacy stream cannot be captured");
     if (stream->capture)
-        return set_error(cudaErrorIllegalState, "cudaStreamBeginCapture: the stream is captured already");
+        return set_error(cudaErrorIllegalState,
+                         "cudaStreamBeginCapture: the stream is captured already");
     auto capture = std::make_shared<Capture>();
     capture->origin = stream;
     capture->mode = mode;
@@ -181,7 +197,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
 // nodes may be null: then only the count.
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count) {
     const size_t room = nodes ? *count : 0;
-    for (size_t i = 0; i < room; i++) nodes[i] = i < graph->nodes.size() ? graph->nodes[i].get() : nullptr;
+    for (size_t i = 0; i < room; i++)
+        nodes[i] = i < graph->nodes.size() ? graph->nodes[i].get() : nullptr;
     if (!nodes || *count > graph->nodes.size()) *count = graph->nodes.size();
     return cudaSuccess;
 }
@@ -191,7 +208,8 @@ size_t sim_last_graph_nodes(void) { return last_nodes; }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long) {
     if (cudaError_t error = capture_forbids("cudaGraphInstantiate")) return error;
     last_nodes = graph->nodes.size();
-    *exec = new CUgraphExec_st{std::make_shared<const Nodes>(graph->nodes), run_order(graph->nodes)};
+    *exec =
+        new CUgraphExec_st{std::make_shared<const Nodes>(graph->nodes), run_order(graph->nodes)};
     return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

@@ -1,5 +1,5 @@
-// Grids: runs the blocks of a launch on OS threads in the order that the schedule asks for, and ends the program with
-// the place when something is wrong or takes too long.
+// Grids: runs the blocks of a launch on OS threads in the order that the schedule asks for, and
+// ends the program with the place when something is wrong or takes too long.
 #include "dev/sim/block.h"
 #include "dev/sim/runtime.h"
 #include "dev/sim/sim_control.h"
@@ -18,13 +18,14 @@
 #include <unistd.h>
 
 namespace sim {
-// ---------------------------------------------------------------------------------------------------- fatal errors
+// -------------------------------------------------------------------------------------------------
+// fatal errors
 
 void print_place() {
     if (!running_block || !running_block->launch) return;
     fprintf(stderr, "sim: in kernel %s (PTX of sm_%d), block (%u,%u,%u) thread (%u,%u,%u)\n",
-            readable_name(running_block->launch->kernel), running_block->launch->kernel->arch, blockIdx.x, blockIdx.y,
-            blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
+            readable_name(running_block->launch->kernel), running_block->launch->kernel->arch,
+            blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z);
 }
 
 // Blocks on two threads may fail at once: the first one speaks.
@@ -46,7 +47,9 @@ static void on_abort(int) {
     signal(SIGABRT, SIG_DFL);
 }
 static int time_limit; // seconds of its processors that a grid may take, 0: no limit
-static void on_timer(int) { fatal("a kernel ran for longer than SIM_TIMEOUT = %d seconds", time_limit); }
+static void on_timer(int) {
+    fatal("a kernel ran for longer than SIM_TIMEOUT = %d seconds", time_limit);
+}
 
 // Counts what this process computes: on a busy machine a kernel may take as long as it needs.
 static void set_timer(int seconds) {
@@ -62,8 +65,8 @@ extern "C" void __tsan_on_report(void *) { print_place(); }
 extern "C" void __ubsan_on_report() { print_place(); }
 #endif
 
-#ifdef SIM_MSAN // marking freed memory, tens of MB a test case, costs more than the test; AddressSanitizer sees such
-                // use
+#ifdef SIM_MSAN // marking freed memory, tens of MB a test case, costs more than the test;
+                // AddressSanitizer sees such use
 extern "C" const char *__msan_default_options() { return "poison_in_free=0"; }
 #endif
 
@@ -90,7 +93,8 @@ static void read_settings() {
 }
 __attribute__((constructor)) static void start() { read_settings(); }
 
-// ------------------------------------------------------------------------------------------------------------- profile
+// -------------------------------------------------------------------------------------------------
+// profile
 
 // SIM_PROFILE=1: at exit a line per kernel.
 struct KernelTime {
@@ -102,11 +106,13 @@ static uint64_t launches;
 static std::map<std::string, KernelTime> *kernel_times;
 
 static void print_profile() {
-    fprintf(stderr, "sim: %lu launches, %lu blocks, %lu threads, %lu switches, %lu warp operations, %lu barriers\n",
+    fprintf(stderr,
+            "sim: %lu launches, %lu blocks, %lu threads, %lu switches, %lu warp operations, %lu "
+            "barriers\n",
             launches, total.blocks, total.threads, total.switches, total.warp_ops, total.barriers);
     for (const auto &[name, time] : *kernel_times)
-        fprintf(stderr, "sim: %-48.48s %7lu launches %9.3f ms, %8.1f us each\n", name.c_str(), time.launches,
-                time.seconds * 1e3, time.seconds / (double)time.launches * 1e6);
+        fprintf(stderr, "sim: %-48.48s %7lu launches %9.3f ms, %8.1f us each\n", name.c_str(),
+                time.launches, time.seconds * 1e3, time.seconds / (double)time.launches * 1e6);
 }
 static bool profiling() {
     static const bool on = setting("SIM_PROFILE") != nullptr;
@@ -117,7 +123,8 @@ static bool profiling() {
     return on;
 }
 
-// --------------------------------------------------------------------------------------------------------------- grids
+// -------------------------------------------------------------------------------------------------
+// grids
 
 struct Grid {
     const Launch *launch;
@@ -179,7 +186,8 @@ static void run_grid(const Launch &l) {
     time.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// ------------------------------------------------------------------------------------------------------------ launches
+// -------------------------------------------------------------------------------------------------
+// launches
 
 static void run_launch(void *p) { run_grid(*(Launch *)p); }
 static void destroy_launch(void *p) {
@@ -197,13 +205,16 @@ void submit(const Launch &launch) {
     char *params = new char[launch.kernel->param_bytes + 1];
     memcpy(params, launch.params, launch.kernel->param_bytes);
     now.params = params;
-    stream_enqueue(launch.stream, {launch.kernel->name, run_launch, new Launch(now), destroy_launch});
+    stream_enqueue(launch.stream,
+                   {launch.kernel->name, run_launch, new Launch(now), destroy_launch});
 }
 } // namespace sim
 
 extern "C" void sim_set_schedule(SimOrder order, uint64_t seed) {
     using namespace sim;
-    schedule.order = order == SIM_REVERSE ? ORDER_REVERSE : order == SIM_RANDOM ? ORDER_RANDOM : ORDER_FORWARD;
+    schedule.order = order == SIM_REVERSE  ? ORDER_REVERSE
+                     : order == SIM_RANDOM ? ORDER_RANDOM
+                                           : ORDER_FORWARD;
     schedule.seed = (seed * 2 + 1) * 0x9E3779B97F4A7C15u;
     schedule.asked_for = order != SIM_ANY_ORDER;
 }

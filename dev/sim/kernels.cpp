@@ -1,6 +1,7 @@
-// The kernels of the program: what nvcc's host code registers and launches, in terms of translated PTX, and what the
-// runtime knows of a kernel. Which code of a fat binary a GPU takes is decided as the driver does it: machine code of
-// its own generation, else PTX of the newest architecture that is not newer than the GPU.
+// The kernels of the program: what nvcc's host code registers and launches, in terms of translated
+// PTX, and what the runtime knows of a kernel. Which code of a fat binary a GPU takes is decided as
+// the driver does it: machine code of its own generation, else PTX of the newest architecture that
+// is not newer than the GPU.
 #include "dev/sim/block.h"
 #include "dev/sim/ptx.h"
 #include "dev/sim/runtime.h"
@@ -15,7 +16,8 @@
 #include <vector>
 
 namespace sim {
-// ------------------------------------------------------------------------------------------------------------ registry
+// -------------------------------------------------------------------------------------------------
+// registry
 
 struct Binary { // a fat binary: the code of one .cu file for several GPUs
     std::vector<int> machine_code, ptx;
@@ -29,8 +31,8 @@ struct Stub { // the host function that stands for a kernel
     uint64_t threads = 0;      // of the largest block launched
     size_t dynamic_shared = 0; // the most of a launch
 };
-// Vectors, searched by hand: maps and strings of the standard library are partly compiled into it, where
-// MemorySanitizer does not see what they write.
+// Vectors, searched by hand: maps and strings of the standard library are partly compiled into it,
+// where MemorySanitizer does not see what they write.
 struct Registry {
     std::vector<Module *> modules;
     std::vector<Stub> stubs; // by address of the function
@@ -50,15 +52,15 @@ static std::vector<Stub>::iterator place_of(const void *function) {
                             [](const Stub &s, const void *f) { return s.function < f; });
 }
 
-// SIM_KERNELS=FILE: at exit a line for every kernel that ran is added to the file: module, architecture, name,
-// launches, threads of the largest block, the most dynamic shared memory.
+// SIM_KERNELS=FILE: at exit a line for every kernel that ran is added to the file: module,
+// architecture, name, launches, threads of the largest block, the most dynamic shared memory.
 static void write_kernels() {
     FILE *f = fopen(setting("SIM_KERNELS"), "a");
     if (!f) return;
     for (const Stub &s : registry().stubs)
         if (s.kernel && s.kernel->launches)
-            fprintf(f, "%s %d %s %lu %lu %zu\n", s.kernel->module, s.kernel->arch, s.name, s.kernel->launches,
-                    s.threads, s.dynamic_shared);
+            fprintf(f, "%s %d %s %lu %lu %zu\n", s.kernel->module, s.kernel->arch, s.name,
+                    s.kernel->launches, s.threads, s.dynamic_shared);
     fclose(f);
 }
 static void add_module(Module *m) {
@@ -70,7 +72,8 @@ static void add_module(Module *m) {
         k->module = m->name;
     }
     registry().modules.push_back(m);
-    for (int i = 0; i < m->variable_count; i++) add_device_variable(m->variables[i].address, m->variables[i].bytes);
+    for (int i = 0; i < m->variable_count; i++)
+        add_device_variable(m->variables[i].address, m->variables[i].bytes);
 }
 
 const char *readable_name(Kernel *k) {
@@ -82,7 +85,8 @@ const char *readable_name(Kernel *k) {
     msan_initialised(name, bytes); // written by libstdc++, which is not instrumented
     // "void scale<float, 4>(float*)" -> "scale<float, 4>"
     const char *begin = strncmp(name, "void ", 5) == 0 ? name + 5 : name, *end = begin;
-    for (int depth = 0; *end && (*end != '(' || depth > 0); end++) depth += (*end == '<') - (*end == '>');
+    for (int depth = 0; *end && (*end != '(' || depth > 0); end++)
+        depth += (*end == '<') - (*end == '>');
     k->readable = strndup(begin, (size_t)(end - begin));
     free(name);
     return k->readable;
@@ -95,11 +99,12 @@ static cudaError_t refuse(const Stub &stub, cudaError_t error, const char *reaso
     return set_error(error, "launch of %s: %s", name, reason);
 }
 
-// ------------------------------------------------------------------------------------------------------- fat binaries
+// -------------------------------------------------------------------------------------------------
+// fat binaries
 
-// What nvcc puts into a program. The wrapper is described in the toolkit's fatbinary_section.h; the container itself is
-// not documented: 16 bytes, then entries of a header (kind, its own size, the size of what follows, architecture) and
-// the code.
+// What nvcc puts into a program. The wrapper is described in the toolkit's fatbinary_section.h; the
+// container itself is not documented: 16 bytes, then entries of a header (kind, its own size, the
+// size of what follows, architecture) and the code.
 enum : uint32_t { WRAPPER_MAGIC = 0x466243b1, CONTAINER_MAGIC = 0xba55ed50 };
 struct Wrapper {
     uint32_t magic, version;
@@ -119,7 +124,8 @@ struct EntryHeader {
 static Binary *read_binary(const void *p) {
     const Wrapper *w = (const Wrapper *)p;
     ContainerHeader c;
-    if (w->magic != WRAPPER_MAGIC || (memcpy(&c, w->container, sizeof c), c.magic != CONTAINER_MAGIC))
+    if (w->magic != WRAPPER_MAGIC ||
+        (memcpy(&c, w->container, sizeof c), c.magic != CONTAINER_MAGIC))
         fatal("a fat binary in a format that is not known: was it made by another nvcc?");
     Binary *binary = new Binary;
     const char *at = w->container + c.header_bytes, *end = at + c.bytes;
@@ -141,11 +147,15 @@ static int newest(const std::vector<int> &architectures, bool same_generation) {
     return best;
 }
 static Stub find_kernel(const Binary &binary, const char *name, const void *function) {
-    const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false), arch = code ? code : ptx;
+    const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false),
+              arch = code ? code : ptx;
     Kernel *kernel = arch ? kernel_named(name, arch) : nullptr;
-    if (!kernel && arch > 90) kernel = kernel_named(name, 90); // whose text is translated (SIM_PTX in sim.mk)
-    if (arch && !kernel) fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
-    return {function, name, kernel, ptx ? ptx : arch, code ? code : device_model().compute_capability};
+    if (!kernel && arch > 90)
+        kernel = kernel_named(name, 90); // whose text is translated (SIM_PTX in sim.mk)
+    if (arch && !kernel)
+        fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
+    return {function, name, kernel, ptx ? ptx : arch,
+            code ? code : device_model().compute_capability};
 }
 
 static Stub *stub_of(const void *function) {
@@ -153,58 +163,72 @@ static Stub *stub_of(const void *function) {
     return at == registry().stubs.end() || at->function != function ? nullptr : &*at;
 }
 
-// The driver loads the code of a kernel when it is first used; that may take memory and wait for the device.
+// The driver loads the code of a kernel when it is first used; that may take memory and wait for
+// the device.
 static cudaError_t load(Stub *stub) {
     if (stub->loaded) return cudaSuccess;
     char call[200];
     snprintf(call, sizeof call, "loading the kernel %s", readable_name(stub->kernel));
     if (cudaError_t error = capture_forbids(call)) return error;
-    if (!take_memory("SIM_KERNEL_KB", 10)) return refuse(*stub, cudaErrorMemoryAllocation, "no memory for its code");
+    if (!take_memory("SIM_KERNEL_KB", 10))
+        return refuse(*stub, cudaErrorMemoryAllocation, "no memory for its code");
     stub->loaded = true;
     return cudaSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------------------ launches
+// -------------------------------------------------------------------------------------------------
+// launches
 
-enum { WITHOUT_ASKING = 48 << 10 }; // shared memory of a block, static and dynamic, unless its kernel is allowed more
+enum {
+    WITHOUT_ASKING = 48 << 10
+}; // shared memory of a block, static and dynamic, unless its kernel is allowed more
 static int max_dynamic(const Kernel *k) {
     return k->max_dynamic ? k->max_dynamic : (int)WITHOUT_ASKING - (int)k->static_shared;
 }
 
 static uint64_t early_launches;
 
-// early: with programmatic stream serialisation, so before the end of the grid before it. Here all grids run one after
-// the other: a kernel that could see memory before it waits is refused instead.
-static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared,
-                          cudaStream_t stream, bool early = false) {
+// early: with programmatic stream serialisation, so before the end of the grid before it. Here all
+// grids run one after the other: a kernel that could see memory before it waits is refused instead.
+static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **arguments,
+                          size_t shared, cudaStream_t stream, bool early = false) {
     expect_refusal_seen("the next launch");
     Stub *stub = stub_of(function);
-    if (!stub) return set_error(cudaErrorInvalidDeviceFunction, "launch of a function that is no kernel");
+    if (!stub)
+        return set_error(cudaErrorInvalidDeviceFunction, "launch of a function that is no kernel");
     Kernel *k = stub->kernel;
-    if (!k) return refuse(*stub, cudaErrorNoKernelImageForDevice, "the program holds no code for this GPU");
+    if (!k)
+        return refuse(*stub, cudaErrorNoKernelImageForDevice,
+                      "the program holds no code for this GPU");
     char reason[200];
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
-    if (threads == 0 || threads > MAX_THREADS || block.z > 64 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
-        grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535) {
-        snprintf(reason, sizeof reason, "<<<(%u,%u,%u), (%u,%u,%u)>>> is no grid that a GPU has", grid.x, grid.y,
-                 grid.z, block.x, block.y, block.z);
+    if (threads == 0 || threads > MAX_THREADS || block.z > 64 || grid.x == 0 || grid.y == 0 ||
+        grid.z == 0 || grid.x > 2147483647u || grid.y > 65535 || grid.z > 65535) {
+        snprintf(reason, sizeof reason, "<<<(%u,%u,%u), (%u,%u,%u)>>> is no grid that a GPU has",
+                 grid.x, grid.y, grid.z, block.x, block.y, block.z);
         return refuse(*stub, cudaErrorInvalidConfiguration, reason);
     }
     if (threads > k->max_threads) {
-        snprintf(reason, sizeof reason, "%lu threads, __launch_bounds__ says %u", threads, k->max_threads);
+        snprintf(reason, sizeof reason, "%lu threads, __launch_bounds__ says %u", threads,
+                 k->max_threads);
         return refuse(*stub, cudaErrorInvalidValue, reason);
     }
     if ((int64_t)shared > max_dynamic(k)) {
-        snprintf(reason, sizeof reason, "%u static + %zu dynamic bytes of shared memory, the dynamic ones may be %d",
+        snprintf(reason, sizeof reason,
+                 "%u static + %zu dynamic bytes of shared memory, the dynamic ones may be %d",
                  k->static_shared, shared, max_dynamic(k));
         return refuse(*stub, cudaErrorInvalidValue, reason);
     }
     if (early && device_model().compute_capability < 90)
-        return refuse(*stub, cudaErrorNotSupported, "programmatic stream serialisation needs sm_90");
-    if (early && stream_is_captured(stream) && (driver_version() < 12030 || setting_is("SIM_EARLY", "refused")))
-        return refuse(*stub, cudaErrorNotSupported, "this driver records no programmatic stream serialisation");
+        return refuse(*stub, cudaErrorNotSupported,
+                      "programmatic stream serialisation needs sm_90");
+    if (early && stream_is_captured(stream) &&
+        (driver_version() < 12030 || setting_is("SIM_EARLY", "refused")))
+        return refuse(*stub, cudaErrorNotSupported,
+                      "this driver records no programmatic stream serialisation");
     if (early && !k->waits)
-        fatal("race: %s may start before the grid before it has ended, and does not begin with griddepcontrol.wait",
+        fatal("race: %s may start before the grid before it has ended, and does not begin with "
+              "griddepcontrol.wait",
               readable_name(k));
     if (cudaError_t error = load(stub)) return error;
     early_launches += early;
@@ -213,7 +237,8 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     stub->dynamic_shared = std::max(stub->dynamic_shared, shared);
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
-    msan_initialised(arguments, k->param_count * sizeof *arguments); // from code that is not instrumented
+    msan_initialised(arguments,
+                     k->param_count * sizeof *arguments); // from code that is not instrumented
     for (uint32_t i = 0; i < k->param_count; i++)
         quiet_copy(&params[k->params[i].at], arguments[i], k->params[i].bytes);
     msan_initialised(params.data(), params.size());
@@ -240,7 +265,8 @@ const void *sim_kernel(const char *name) {
     return nullptr;
 }
 
-// ----------------------------------------------------------------------------------------- what nvcc's host code calls
+// ----------------------------------------------------------------------------------------- what
+// nvcc's host code calls
 
 struct CallConfiguration {
     dim3 grid, block;
@@ -254,11 +280,12 @@ void **__cudaRegisterFatBinary(void *wrapper) { return (void **)read_binary(wrap
 void __cudaRegisterFatBinaryEnd(void **) {}
 void __cudaUnregisterFatBinary(void **) {}
 char __cudaInitModule(void **) { return 0; }
-void __cudaRegisterFunction(void **binary, const char *stub, char *, const char *name, int, uint3 *, uint3 *, dim3 *,
-                            dim3 *, int *) {
+void __cudaRegisterFunction(void **binary, const char *stub, char *, const char *name, int, uint3 *,
+                            uint3 *, dim3 *, dim3 *, int *) {
     registry().stubs.insert(place_of(stub), find_kernel(*(Binary *)binary, name, stub));
 }
-// Modules bring their variables themselves; the host's copies by symbol are not simulated (and not linked).
+// Modules bring their variables themselves; the host's copies by symbol are not simulated (and not
+// linked).
 void __cudaRegisterVar(void **, char *, char *, const char *, int, size_t, int, int) {}
 unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
     if (pushes == 8) return 1;
@@ -275,12 +302,12 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *stub) {
     *kernel = (cudaKernel_t)stub;
     return cudaSuccess;
 }
-cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments, size_t shared,
-                               cudaStream_t stream) {
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **arguments,
+                               size_t shared, cudaStream_t stream) {
     return launch((const void *)kernel, grid, block, arguments, shared, stream);
 }
-cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arguments, size_t shared,
-                             cudaStream_t stream) {
+cudaError_t cudaLaunchKernel(const void *stub, dim3 grid, dim3 block, void **arguments,
+                             size_t shared, cudaStream_t stream) {
     return launch(stub, grid, block, arguments, shared, stream);
 }
 
@@ -298,7 +325,8 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *stub, v
     return launch(stub, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, c->stream, early);
 }
 
-// -------------------------------------------------------------------------------------------------- facts of a kernel
+// -------------------------------------------------------------------------------------------------
+// facts of a kernel
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, int value) {
     Stub *stub = stub_of(function);
@@ -308,7 +336,8 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, 
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
     if (value < 0 || value + (int)stub->kernel->static_shared > device_model().shared_per_block)
         return set_error(cudaErrorInvalidValue,
-                         "%s: %d bytes of dynamic shared memory asked for beside %u static ones, a block may have %d",
+                         "%s: %d bytes of dynamic shared memory asked for beside %u static ones, a "
+                         "block may have %d",
                          readable_name(stub->kernel), value, stub->kernel->static_shared,
                          device_model().shared_per_block);
     stub->kernel->max_dynamic = value;
@@ -329,18 +358,20 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *function) {
     a->binaryVersion = stub->binary_version;
     return cudaSuccess;
 }
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int threads,
-                                                          size_t shared) {
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function,
+                                                          int threads, size_t shared) {
     const Stub *stub = stub_of(function);
     if (!stub || !stub->kernel || threads < 1)
-        return set_error(cudaErrorInvalidValue, "occupancy of %d threads of an unknown kernel", threads);
+        return set_error(cudaErrorInvalidValue, "occupancy of %d threads of an unknown kernel",
+                         threads);
     const DeviceModel &m = device_model();
     const int by_threads = m.threads_per_unit / ((threads + 31) / 32 * 32);
     const int bytes = (int)(stub->kernel->static_shared + shared) + m.reserved_shared;
     const int by_shared = bytes > 0 ? m.shared_per_unit / bytes : by_threads;
     *blocks = by_threads < by_shared ? by_threads : by_shared;
     if (*blocks > m.blocks_per_unit) *blocks = m.blocks_per_unit;
-    if ((int64_t)shared > max_dynamic(stub->kernel) || threads > (int)stub->kernel->max_threads) *blocks = 0;
+    if ((int64_t)shared > max_dynamic(stub->kernel) || threads > (int)stub->kernel->max_threads)
+        *blocks = 0;
     return cudaSuccess;
 }
 }

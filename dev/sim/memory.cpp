@@ -1,5 +1,6 @@
-// Memory of the device and pinned memory of the host, and copies between them. Owns the table of allocations, by which
-// every access of a kernel and every copy is checked. Fresh memory holds 0xFF: NaN in every floating type.
+// Memory of the device and pinned memory of the host, and copies between them. Owns the table of
+// allocations, by which every access of a kernel and every copy is checked. Fresh memory holds
+// 0xFF: NaN in every floating type.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
 #include "dev/sim/sim_control.h"
@@ -42,8 +43,9 @@ bool take_memory(const char *setting, int shift) {
 
 static bool is_below(const Allocation &a, const char *address) { return a.begin < address; }
 static std::vector<Allocation>::iterator first_behind(const void *p) {
-    return std::upper_bound(allocations().begin(), allocations().end(), (const char *)p,
-                            [](const char *address, const Allocation &a) { return address < a.begin; });
+    return std::upper_bound(
+        allocations().begin(), allocations().end(), (const char *)p,
+        [](const char *address, const Allocation &a) { return address < a.begin; });
 }
 static Allocation *find(const void *p, size_t bytes) {
     auto it = first_behind(p);
@@ -51,7 +53,8 @@ static Allocation *find(const void *p, size_t bytes) {
     --it;
     if ((const char *)p + bytes > it->begin + it->bytes) return nullptr;
     for (const Allocation &gap : forbidden)
-        if ((const char *)p < gap.begin + gap.bytes && gap.begin < (const char *)p + bytes) return nullptr;
+        if ((const char *)p < gap.begin + gap.bytes && gap.begin < (const char *)p + bytes)
+            return nullptr;
     return &*it;
 }
 MemoryKind memory_kind(const void *p, size_t bytes) {
@@ -64,7 +67,8 @@ uint64_t memory_changes;
 bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes) {
     const Allocation *a = find((const void *)(uintptr_t)address, size);
     if (!a) return false;
-    const char *low = a->begin, *high = a->begin + a->bytes; // from the gap before it to the one behind it
+    const char *low = a->begin,
+               *high = a->begin + a->bytes; // from the gap before it to the one behind it
     for (const Allocation &gap : forbidden)
         if ((uint64_t)(uintptr_t)gap.begin > address)
             high = std::min<const char *>(high, gap.begin);
@@ -78,10 +82,11 @@ void add_device_variable(char *address, uint64_t bytes) {
     allocations().insert(first_behind(address), {address, bytes, DEVICE});
 }
 
-// ---------------------------------------------------------------------------------------------------- protected memory
+// -------------------------------------------------------------------------------------------------
+// protected memory
 
-// SIM_PROTECT=1: device memory lies in a region of its own that is open only while an operation runs. Addresses are
-// never used twice: what was freed stays closed.
+// SIM_PROTECT=1: device memory lies in a region of its own that is open only while an operation
+// runs. Addresses are never used twice: what was freed stays closed.
 static struct {
     char *begin;
     size_t used;
@@ -101,7 +106,8 @@ static void on_fault(int number, siginfo_t *info, void *) {
     signal(number, SIG_DFL); // returns and faults again: a debugger or a core file shows the place
 }
 
-// Large ones have large pages, which open and close 500 times as fast. Behind each there is a closed page.
+// Large ones have large pages, which open and close 500 times as fast. Behind each there is a
+// closed page.
 static size_t region_page(size_t bytes) { return bytes < LARGE_PAGE ? 4096 : (size_t)LARGE_PAGE; }
 static size_t region_room(size_t bytes) {
     const size_t page = region_page(bytes);
@@ -110,7 +116,8 @@ static size_t region_room(size_t bytes) {
 
 static void *region_take(size_t bytes) {
     if (!region.begin) {
-        void *p = mmap(nullptr, REGION_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void *p = mmap(nullptr, REGION_BYTES, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) fatal("no address space for protected memory");
         region.begin = (char *)(((uintptr_t)p + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
     }
@@ -141,9 +148,11 @@ void memory_close() {
     sigaction(SIGSEGV, &action, nullptr);
 }
 
-// ------------------------------------------------------------------------------------------------- allocate and free
+// -------------------------------------------------------------------------------------------------
+// allocate and free
 
-// glibc would give large blocks back to the system and take them anew, zeroed page by page, in every test case.
+// glibc would give large blocks back to the system and take them anew, zeroed page by page, in
+// every test case.
 __attribute__((constructor)) static void keep_freed_memory() {
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
@@ -158,7 +167,8 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     static const int failing = setting_number("SIM_FAIL_ALLOC", 0);
     static int number;
     if (++number == failing)
-        return set_error(cudaErrorMemoryAllocation, "allocation %d, %s of %zu bytes, fails", number, call, bytes);
+        return set_error(cudaErrorMemoryAllocation, "allocation %d, %s of %zu bytes, fails", number,
+                         call, bytes);
     if (kind == DEVICE && (bytes > free_bytes() || device_room(bytes) > free_bytes()))
         return set_error(cudaErrorMemoryAllocation);
     void *fresh = nullptr;
@@ -190,7 +200,8 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     if (kind == DEVICE) device_bytes -= device_room(a->bytes);
     sim_allow(a->begin, a->bytes);
     if (kind == DEVICE && is_protected())
-        mmap(p, region_room(a->bytes), PROT_NONE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        mmap(p, region_room(a->bytes), PROT_NONE,
+             MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     else
         free(p);
     allocations().erase(allocations().begin() + (a - allocations().data()));
@@ -198,7 +209,8 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     return cudaSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------------------- copies
+// -------------------------------------------------------------------------------------------------
+// copies
 
 // Whether source and destination are what the direction says.
 static bool direction_fits(cudaMemcpyKind direction, MemoryKind dst, MemoryKind src) {
@@ -215,12 +227,16 @@ static bool direction_fits(cudaMemcpyKind direction, MemoryKind dst, MemoryKind 
         return true; // cudaMemcpyDefault
     }
 }
-static cudaError_t check_copy(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
-    if (direction_fits(direction, memory_kind(dst, bytes), memory_kind(src, bytes))) return cudaSuccess;
-    return set_error(cudaErrorInvalidValue, "%s: direction or range does not fit the pointers", call);
+static cudaError_t check_copy(const char *call, void *dst, const void *src, size_t bytes,
+                              cudaMemcpyKind direction) {
+    if (direction_fits(direction, memory_kind(dst, bytes), memory_kind(src, bytes)))
+        return cudaSuccess;
+    return set_error(cudaErrorInvalidValue, "%s: direction or range does not fit the pointers",
+                     call);
 }
 
-// What comes from the host may have been written by code that is not instrumented: it counts as initialised.
+// What comes from the host may have been written by code that is not instrumented: it counts as
+// initialised.
 static void copy_bytes(void *dst, const void *src, size_t bytes, bool from_host) {
     tsan_reads(src, bytes), tsan_writes(dst, bytes);
     quiet_copy(dst, src, bytes);
@@ -228,7 +244,8 @@ static void copy_bytes(void *dst, const void *src, size_t bytes, bool from_host)
 }
 
 // Synchronous. As in CUDA it runs in the legacy stream: it does not wait for non-blocking streams.
-static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
+static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t bytes,
+                            cudaMemcpyKind direction) {
     if (cudaError_t error = capture_forbids(call)) return error;
     step_forbids(call, "waits for the device");
     if (bytes == 0) return cudaSuccess;
@@ -240,13 +257,16 @@ static cudaError_t copy_now(const char *call, void *dst, const void *src, size_t
     return cudaSuccess;
 }
 
-static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
+static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction,
+                              cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
     if (cudaError_t error = check_copy("cudaMemcpyAsync", dst, src, bytes, direction)) return error;
     const bool from_host = memory_kind(src, bytes) != DEVICE;
-    const bool staged = memory_kind(src, bytes) == PAGEABLE, blocks = memory_kind(dst, bytes) == PAGEABLE;
+    const bool staged = memory_kind(src, bytes) == PAGEABLE,
+               blocks = memory_kind(dst, bytes) == PAGEABLE;
     if (staged || blocks) {
-        if (stream_is_captured(stream)) return capture_forbids("cudaMemcpyAsync with pageable memory");
+        if (stream_is_captured(stream))
+            return capture_forbids("cudaMemcpyAsync with pageable memory");
         step_forbids("cudaMemcpyAsync", "copies pageable memory");
     }
     if (staged) { // the source is read during the call
@@ -259,13 +279,15 @@ static cudaError_t copy_async(void *dst, const void *src, size_t bytes, cudaMemc
                 free(copy);
             }))
             return error;
-    } else if (cudaError_t error = stream_enqueue(stream, "copy", [=] { copy_bytes(dst, src, bytes, from_host); })) {
+    } else if (cudaError_t error = stream_enqueue(
+                   stream, "copy", [=] { copy_bytes(dst, src, bytes, from_host); })) {
         return error;
     }
     return blocks ? cudaStreamSynchronize(stream) : cudaSuccess;
 }
 
-static cudaError_t set_async(const char *call, void *dst, int value, size_t bytes, cudaStream_t stream) {
+static cudaError_t set_async(const char *call, void *dst, int value, size_t bytes,
+                             cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
     if (memory_kind(dst, bytes) == PAGEABLE)
         return set_error(cudaErrorInvalidValue, "%s: range is not the device's", call);
@@ -287,14 +309,17 @@ void sim_forbid(void *begin, uint64_t bytes) {
 }
 void sim_allow(void *begin, uint64_t bytes) {
     const char *low = (const char *)begin, *high = low + bytes;
-    forbidden.erase(std::remove_if(forbidden.begin(), forbidden.end(),
-                                   [=](const Allocation &f) { return f.begin >= low && f.begin < high; }),
-                    forbidden.end());
+    forbidden.erase(
+        std::remove_if(forbidden.begin(), forbidden.end(),
+                       [=](const Allocation &f) { return f.begin >= low && f.begin < high; }),
+        forbidden.end());
     memory_changes++;
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) { return allocate("cudaMalloc", p, bytes, DEVICE); }
-cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) { return allocate("cudaHostAlloc", p, bytes, PINNED); }
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned) {
+    return allocate("cudaHostAlloc", p, bytes, PINNED);
+}
 cudaError_t cudaFree(void *p) { return release("cudaFree", p, DEVICE); }
 cudaError_t cudaFreeHost(void *p) { return release("cudaFreeHost", p, PINNED); }
 
@@ -307,7 +332,8 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction) {
     return copy_now("cudaMemcpy", dst, src, bytes, direction);
 }
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind direction,
+                            cudaStream_t stream) {
     return copy_async(dst, src, bytes, direction, stream);
 }
 cudaError_t cudaMemset(void *dst, int value, size_t bytes) {

@@ -1,30 +1,37 @@
-// NCCL between processes of one machine: takes the place of llmc/cuda/nccl_library.c, so that everything above it is
-// the real code. What NCCL checks or suffers from is an error here: memory that is not the device's, calls that differ
-// between processes, a call while another one is in progress, a blocking communicator. Sums are not provided.
+// NCCL between processes of one machine: takes the place of llmc/cuda/nccl_library.c, so that
+// everything above it is the real code. What NCCL checks or suffers from is an error here: memory
+// that is not the device's, calls that differ between processes, a call while another one is in
+// progress, a blocking communicator. Sums are not provided.
 //
-// A collective is two operations of its stream: the first writes this process's messages, the second waits for those of
-// the others and copies them to the device. Messages are files in a directory named after NCCL's id, under /dev/shm:
+// A collective is two operations of its stream: the first writes this process's messages, the
+// second waits for those of the others and copies them to the device. Messages are files in a
+// directory named after NCCL's id, under /dev/shm:
 //   rank.R        process R has joined. It holds a lock on the file for as long as it lives
-//   N.S-D         collective N, from process S to D: a header, and the data. D removes it as soon as it has opened it
-// The process that leaves last removes the directory. What remains when all are killed: the directory, with the
-// messages that nobody had opened.
+//   N.S-D         collective N, from process S to D: a header, and the data. D removes it as soon
+//   as it has opened it
+// The process that leaves last removes the directory. What remains when all are killed: the
+// directory, with the messages that nobody had opened.
 //
-// While the messages of the others are missing, the host waits at most PATIENCE for them; then the stream stays where
-// it is, and host calls that do not wait return. One difference to a GPU remains: a collective proceeds only while its
-// process calls the runtime. A process that waits for another one in its own way (a socket) should first have waited
-// for its streams, or the other may wait for the message that this one has not written yet.
+// While the messages of the others are missing, the host waits at most PATIENCE for them; then the
+// stream stays where it is, and host calls that do not wait return. One difference to a GPU
+// remains: a collective proceeds only while its process calls the runtime. A process that waits for
+// another one in its own way (a socket) should first have waited for its streams, or the other may
+// wait for the message that this one has not written yet.
 //
 // Settings:
 //   SIM_NCCL=none            no library is found
-//   SIM_NCCL=WORD,WORD,...   of: inprogress   calls return ncclInProgress, and do their work when ncclCommGetAsyncError
+//   SIM_NCCL=WORD,WORD,...   of: inprogress   calls return ncclInProgress, and do their work when
+//   ncclCommGetAsyncError
 //                                             is asked for the third time
 //                                delay:SEED   each message is late by a random time, 3 ms at most
-//                                fail:N       collective N of this process (from 1) fails with ncclSystemError
-//                                silent:N     collective N of this process never ends
+//                                fail:N       collective N of this process (from 1) fails with
+//                                ncclSystemError silent:N     collective N of this process never
+//                                ends
 //   SIM_NCCL_DIR=DIR         instead of /dev/shm
-//   SIM_NCCL_TIMEOUT=N       seconds until a process that does not come is a ncclRemoteError (default 60)
-// As with NCCL, a collective that failed or never ends keeps its stream busy until ncclCommAbort. A host call that
-// waits for it ends the program after SIM_NCCL_TIMEOUT.
+//   SIM_NCCL_TIMEOUT=N       seconds until a process that does not come is a ncclRemoteError
+//   (default 60)
+// As with NCCL, a collective that failed or never ends keeps its stream busy until ncclCommAbort. A
+// host call that waits for it ends the program after SIM_NCCL_TIMEOUT.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
 #include "llmc/cuda/nccl_library.h"
@@ -89,8 +96,10 @@ Settings read_settings() {
     const std::string list = sim::setting("SIM_NCCL") ? sim::setting("SIM_NCCL") : "";
     for (size_t begin = 0, end; begin < list.size(); begin = end + 1) {
         end = std::min(list.find(',', begin), list.size());
-        const std::string item = list.substr(begin, end - begin), word = item.substr(0, item.find(':'));
-        const uint64_t number = item == word ? 0 : strtoull(item.c_str() + word.size() + 1, nullptr, 10);
+        const std::string item = list.substr(begin, end - begin),
+                          word = item.substr(0, item.find(':'));
+        const uint64_t number =
+            item == word ? 0 : strtoull(item.c_str() + word.size() + 1, nullptr, 10);
         if (item == "inprogress")
             s.in_progress = true;
         else if (word == "delay")
@@ -100,7 +109,8 @@ Settings read_settings() {
         else if (word == "silent" && number)
             s.silent = number;
         else
-            fatal("SIM_NCCL=%s: there are none, inprogress, delay:SEED, fail:N, silent:N", list.c_str());
+            fatal("SIM_NCCL=%s: there are none, inprogress, delay:SEED, fail:N, silent:N",
+                  list.c_str());
     }
     return s;
 }
@@ -121,7 +131,8 @@ const auto &type_of(int type) {
     fatal("NCCL: type %d is not simulated", type);
 }
 
-// -------------------------------------------------------------------------------------------------- the communicator
+// -------------------------------------------------------------------------------------------------
+// the communicator
 } // namespace
 
 struct ncclComm {
@@ -137,7 +148,8 @@ struct ncclComm {
     cudaStream_t stream = nullptr; // of all collectives
     bool has_stream = false, finalized = false;
     bool has_buffers = false; // allocated at the first collective
-    int blocks = 32;          // of its kernels, each on a multiprocessor: NCCL's own choice, or config.maxCTAs
+    int blocks =
+        32; // of its kernels, each on a multiprocessor: NCCL's own choice, or config.maxCTAs
     // A call in progress: does its work, or more of it; true when that is done.
     std::function<bool()> proceed;
     int polls = 0; // before it is asked for the first time
@@ -167,11 +179,13 @@ static struct flock whole_file(short type) {
 }
 
 void ncclComm::join() {
-    if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) fatal("%s: %s", directory.c_str(), strerror(errno));
+    if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+        fatal("%s: %s", directory.c_str(), strerror(errno));
     const std::string early = file("joins." + std::to_string(rank)); // renamed once it is locked
     struct flock all = whole_file(F_WRLCK);
     lock = open(early.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (lock < 0 || fcntl(lock, F_SETLK, &all) != 0 || rename(early.c_str(), rank_file(rank).c_str()) != 0)
+    if (lock < 0 || fcntl(lock, F_SETLK, &all) != 0 ||
+        rename(early.c_str(), rank_file(rank).c_str()) != 0)
         fatal("%s: %s", early.c_str(), strerror(errno));
 }
 
@@ -190,8 +204,8 @@ void ncclComm::fall_silent() {
     lock = -1;
 }
 
-// Removes the messages to this process; everything if the others are gone. Its own file stays until then: another
-// process may not yet have seen that all have joined.
+// Removes the messages to this process; everything if the others are gone. Its own file stays until
+// then: another process may not yet have seen that all have joined.
 void ncclComm::leave() {
     fall_silent();
     bool last = true;
@@ -201,7 +215,8 @@ void ncclComm::leave() {
     const std::string to_me = "-" + std::to_string(rank);
     while (const dirent *entry = readdir(files)) {
         const std::string name = entry->d_name;
-        const bool mine = name.size() > to_me.size() && name.compare(name.size() - to_me.size(), name.npos, to_me) == 0;
+        const bool mine = name.size() > to_me.size() &&
+                          name.compare(name.size() - to_me.size(), name.npos, to_me) == 0;
         if (name[0] != '.' && (last || mine)) unlink(file(name).c_str());
     }
     closedir(files);
@@ -211,8 +226,8 @@ void ncclComm::leave() {
 namespace {
 typedef ncclComm *Comm;
 
-// The one of this process. A program that ends without leaving still removes its files. Communicators are never freed:
-// operations of streams may refer to them.
+// The one of this process. A program that ends without leaving still removes its files.
+// Communicators are never freed: operations of streams may refer to them.
 struct Live {
     Comm comm = nullptr;
     ~Live() {
@@ -227,7 +242,9 @@ Comm known(ncclComm_t handle, const char *call) {
 }
 Comm idle(ncclComm_t handle, const char *call) {
     const Comm comm = known(handle, call);
-    if (comm->proceed) fatal("%s while another call is in progress: ncclCommGetAsyncError tells when it is done", call);
+    if (comm->proceed)
+        fatal("%s while another call is in progress: ncclCommGetAsyncError tells when it is done",
+              call);
     return comm;
 }
 
@@ -238,11 +255,13 @@ ncclResult_t later(Comm comm, std::function<bool()> proceed) {
     return ncclInProgress;
 }
 
-// -------------------------------------------------------------------------------------------------- one collective
+// -------------------------------------------------------------------------------------------------
+// one collective
 
 enum Call { ALL_GATHER, GROUP, FINALIZE };
 
-// Before the data of a message. Counts are elements; -1: none is sent to this receiver, or expected from it.
+// Before the data of a message. Counts are elements; -1: none is sent to this receiver, or expected
+// from it.
 struct Header {
     uint64_t number;
     int32_t call, type;
@@ -286,12 +305,17 @@ struct Collective {
     double waits_since = 0; // 0: nobody has looked for messages yet
     bool released = false;  // by the stream or graph that ran it
 
-    Collective(Comm c, Call which, int t, std::vector<Part> p) : comm(c), call(which), type(t), parts(std::move(p)) {}
+    Collective(Comm c, Call which, int t, std::vector<Part> p)
+        : comm(c), call(which), type(t), parts(std::move(p)) {}
     ~Collective() {
         for (Message &m : messages) m.drop();
     }
-    size_t bytes(int64_t count) const { return count < 0 ? 0 : (size_t)count * type_of(type).bytes; }
-    Header header(int r) const { return {number, call, type, parts[(size_t)r].sends, parts[(size_t)r].receives}; }
+    size_t bytes(int64_t count) const {
+        return count < 0 ? 0 : (size_t)count * type_of(type).bytes;
+    }
+    Header header(int r) const {
+        return {number, call, type, parts[(size_t)r].sends, parts[(size_t)r].receives};
+    }
 
     void check_memory() const;
     void send();
@@ -302,7 +326,9 @@ struct Collective {
     void receive();
 };
 
-const char *name_of(Call call) { return call == ALL_GATHER ? "ncclAllGather" : "ncclSend, ncclRecv"; }
+const char *name_of(Call call) {
+    return call == ALL_GATHER ? "ncclAllGather" : "ncclSend, ncclRecv";
+}
 
 void Collective::check_memory() const {
     for (const Part &p : parts) {
@@ -315,7 +341,8 @@ void Collective::check_memory() const {
         for (const Part &out : parts) {
             const char *to = parts[r].receive;
             const bool in_place = call == ALL_GATHER && (int)r == comm->rank && to == out.send;
-            if (to < out.send + bytes(out.sends) && out.send < to + bytes(parts[r].receives) && !in_place)
+            if (to < out.send + bytes(out.sends) && out.send < to + bytes(parts[r].receives) &&
+                !in_place)
                 fatal("%s: a process receives where it sends from", name_of(call));
         }
 }
@@ -323,7 +350,8 @@ void Collective::check_memory() const {
 void write_all(int f, const void *data, size_t bytes, const std::string &path) {
     for (size_t done = 0; done < bytes;) {
         const ssize_t n = write(f, (const char *)data + done, bytes - done);
-        if (n <= 0) fatal("%s: %s (SIM_NCCL_DIR names another directory)", path.c_str(), strerror(errno));
+        if (n <= 0)
+            fatal("%s: %s (SIM_NCCL_DIR names another directory)", path.c_str(), strerror(errno));
         done += (size_t)n;
     }
 }
@@ -363,7 +391,8 @@ void Collective::send() {
     }
 }
 
-// False: it has not come yet. Ends the program when the two processes do not mean the same collective.
+// False: it has not come yet. Ends the program when the two processes do not mean the same
+// collective.
 bool Collective::take_message(int from) {
     const std::string path = comm->message(number, from, comm->rank);
     const int f = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -372,7 +401,8 @@ bool Collective::take_message(int from) {
     struct stat st;
     Message m;
     if (fstat(f, &st) == 0) m.bytes = (size_t)st.st_size;
-    if (m.bytes >= sizeof(Header)) m.data = (char *)mmap(nullptr, m.bytes, PROT_READ, MAP_PRIVATE, f, 0);
+    if (m.bytes >= sizeof(Header))
+        m.data = (char *)mmap(nullptr, m.bytes, PROT_READ, MAP_PRIVATE, f, 0);
     close(f);
     if (!m.data || m.data == MAP_FAILED) fatal("%s: not a message", path.c_str());
     Header theirs;
@@ -383,8 +413,8 @@ bool Collective::take_message(int from) {
         comm->leave();
         const bool lower = comm->rank < from; // both processes print the same line
         fatal("collective %llu: rank %d calls %s, rank %d calls %s", (unsigned long long)number,
-              std::min(comm->rank, from), describe(lower ? mine : theirs).c_str(), std::max(comm->rank, from),
-              describe(lower ? theirs : mine).c_str());
+              std::min(comm->rank, from), describe(lower ? mine : theirs).c_str(),
+              std::max(comm->rank, from), describe(lower ? theirs : mine).c_str());
     }
     messages[(size_t)from] = m;
     return true;
@@ -395,7 +425,9 @@ bool Collective::look(bool gone_is_fine) {
     bool all = true;
     for (int r = 0; r < comm->size; r++) {
         if (r == comm->rank || messages[(size_t)r].data) continue;
-        const bool gone = gone_is_fine && comm->gone(r); // asked before: its message may be the last thing that it did
+        const bool gone =
+            gone_is_fine &&
+            comm->gone(r); // asked before: its message may be the last thing that it did
         all = (take_message(r) || gone) && all;
     }
     return all;
@@ -413,11 +445,13 @@ bool Collective::ready() {
         int missing = -1;
         bool gone = false;
         for (int r = comm->size - 1; r >= 0; r--)
-            if (r != comm->rank && !messages[(size_t)r].data) missing = r, gone = gone || comm->gone(r);
+            if (r != comm->rank && !messages[(size_t)r].data)
+                missing = r, gone = gone || comm->gone(r);
         if (waited >= comm->settings.timeout)
-            comm->fail(ncclRemoteError, "collective " + std::to_string(number) + ": nothing from rank " +
-                                            std::to_string(missing) + " for " +
-                                            std::to_string((int)comm->settings.timeout) + " s");
+            comm->fail(ncclRemoteError, "collective " + std::to_string(number) +
+                                            ": nothing from rank " + std::to_string(missing) +
+                                            " for " + std::to_string((int)comm->settings.timeout) +
+                                            " s");
         if (!first || gone || waited >= std::min(PATIENCE, comm->settings.timeout)) return false;
         usleep(200);
     }
@@ -428,8 +462,10 @@ void Collective::receive() {
     const double deadline = now() + comm->settings.timeout;
     while (!ready()) {
         if (now() > deadline)
-            fatal("the host waits for collective %llu, which only ncclCommAbort ends: %s", (unsigned long long)number,
-                  comm->error != ncclSuccess ? comm->said : "SIM_NCCL=silent, or a process that does not come");
+            fatal("the host waits for collective %llu, which only ncclCommAbort ends: %s",
+                  (unsigned long long)number,
+                  comm->error != ncclSuccess ? comm->said
+                                             : "SIM_NCCL=silent, or a process that does not come");
         usleep(200);
     }
     for (int r = 0; r < comm->size && !comm->aborted; r++) {
@@ -446,11 +482,13 @@ void Collective::receive() {
     for (Message &m : messages) m.drop();
 }
 
-// What streams and graphs refer to. Freed here, not by them: for ThreadSanitizer a stream is another thread.
+// What streams and graphs refer to. Freed here, not by them: for ThreadSanitizer a stream is
+// another thread.
 std::vector<Collective *> &collectives = *new std::vector<Collective *>;
 
 Collective *new_collective(Comm comm, Call call, int type, const std::vector<Part> &parts) {
-    const auto end = std::partition(collectives.begin(), collectives.end(), [](Collective *c) { return !c->released; });
+    const auto end = std::partition(collectives.begin(), collectives.end(),
+                                    [](Collective *c) { return !c->released; });
     std::for_each(end, collectives.end(), [](Collective *c) { delete c; });
     collectives.erase(end, collectives.end());
     collectives.push_back(new Collective(comm, call, type, parts));
@@ -460,7 +498,8 @@ Collective *new_collective(Comm comm, Call call, int type, const std::vector<Par
 // Both halves into the stream.
 ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
     const Comm comm = work->comm;
-    if (comm->has_stream && comm->stream != stream) fatal("%s: one stream is simulated", name_of(work->call));
+    if (comm->has_stream && comm->stream != stream)
+        fatal("%s: one stream is simulated", name_of(work->call));
     comm->stream = stream;
     comm->has_stream = true;
     work->check_memory();
@@ -473,8 +512,10 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
         const auto receive = [](void *p) { ((Collective *)p)->receive(); };
         const auto release = [](void *p) { ((Collective *)p)->released = true; };
         const auto ready = [](void *p) { return ((Collective *)p)->ready(); };
-        if (sim::stream_enqueue(stream, name_of(work->call), [work] { work->send(); }) != cudaSuccess ||
-            sim::stream_enqueue(stream, {name_of(work->call), receive, work, release, ready}) != cudaSuccess)
+        if (sim::stream_enqueue(stream, name_of(work->call), [work] { work->send(); }) !=
+                cudaSuccess ||
+            sim::stream_enqueue(stream, {name_of(work->call), receive, work, release, ready}) !=
+                cudaSuccess)
             comm->fail(ncclUnhandledCudaError, "the stream takes no work");
         sim::stream_is_collective(stream, comm->size > 1 ? comm->blocks : 0);
         return true;
@@ -484,7 +525,8 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
     return comm->error == ncclUnhandledCudaError ? comm->error : ncclSuccess;
 }
 
-// ------------------------------------------------------------------------------------------------------------ groups
+// -------------------------------------------------------------------------------------------------
+// groups
 
 struct Transfer {
     Comm comm;
@@ -505,8 +547,10 @@ ncclResult_t run_group() {
     std::vector<Part> parts((size_t)first.comm->size);
     for (const Transfer &t : transfers) {
         Part &p = parts[(size_t)t.peer];
-        if (t.type != first.type || t.stream != first.stream) fatal("a group of one type and stream is simulated");
-        if ((t.is_send ? p.sends : p.receives) >= 0) fatal("a group with one message to each process is simulated");
+        if (t.type != first.type || t.stream != first.stream)
+            fatal("a group of one type and stream is simulated");
+        if ((t.is_send ? p.sends : p.receives) >= 0)
+            fatal("a group with one message to each process is simulated");
         if (t.is_send)
             p.send = t.buffer, p.sends = t.count;
         else
@@ -514,12 +558,13 @@ ncclResult_t run_group() {
     }
     const Part &own = parts[(size_t)first.comm->rank];
     if (own.sends != own.receives)
-        fatal("a process sends itself %lld elements and receives %lld", (long long)own.sends, (long long)own.receives);
+        fatal("a process sends itself %lld elements and receives %lld", (long long)own.sends,
+              (long long)own.receives);
     return enqueue(new_collective(first.comm, GROUP, first.type, parts), first.stream);
 }
 
-ncclResult_t transfer(const char *call, bool is_send, void *buffer, size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t handle, cudaStream_t stream) {
+ncclResult_t transfer(const char *call, bool is_send, void *buffer, size_t count,
+                      ncclDataType_t type, int peer, ncclComm_t handle, cudaStream_t stream) {
     const Comm comm = idle(handle, call);
     type_of(type);
     if (comm->error != ncclSuccess) return comm->error;
@@ -529,7 +574,8 @@ ncclResult_t transfer(const char *call, bool is_send, void *buffer, size_t count
     return comm->settings.in_progress ? ncclInProgress : ncclSuccess;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the API
+// -------------------------------------------------------------------------------------------------
+// the API
 
 ncclResult_t get_version(int *version) {
     *version = NCCL_VERSION_CODE;
@@ -548,7 +594,9 @@ const char *error_string(ncclResult_t result) {
     return (size_t)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
 }
 
-const char *last_error(ncclComm_t handle) { return handle ? known(handle, "ncclGetLastError")->said : ""; }
+const char *last_error(ncclComm_t handle) {
+    return handle ? known(handle, "ncclGetLastError")->said : "";
+}
 
 const char ID_PREFIX[] = "sim-nccl-";
 
@@ -557,19 +605,23 @@ ncclResult_t get_unique_id(ncclUniqueId *id) {
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) return ncclSystemError;
     memset(id, 0, sizeof *id);
     size_t n = (size_t)snprintf(id->internal, sizeof id->internal, "%s", ID_PREFIX);
-    for (unsigned char byte : random) n += (size_t)snprintf(id->internal + n, sizeof id->internal - n, "%02x", byte);
+    for (unsigned char byte : random)
+        n += (size_t)snprintf(id->internal + n, sizeof id->internal - n, "%02x", byte);
     return ncclSuccess;
 }
 
-ncclResult_t init_rank(ncclComm_t *handle, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+ncclResult_t init_rank(ncclComm_t *handle, int size, ncclUniqueId id, int rank,
+                       ncclConfig_t *config) {
     const char *base = sim::setting("SIM_NCCL_DIR");
     if (live.comm) fatal("ncclCommInitRankConfig: one communicator is simulated");
     if (!config || config->size != sizeof *config || config->magic != 0xcafebeef)
-        fatal("ncclCommInitRankConfig: the configuration does not start from NCCL_CONFIG_INITIALIZER");
-    if (config->blocking != 0) fatal("ncclCommInitRankConfig: a communicator that blocks is not simulated");
+        fatal("ncclCommInitRankConfig: the configuration does not start from "
+              "NCCL_CONFIG_INITIALIZER");
+    if (config->blocking != 0)
+        fatal("ncclCommInitRankConfig: a communicator that blocks is not simulated");
     if (rank < 0 || rank >= size) return ncclInvalidArgument;
-    if (!memchr(id.internal, 0, sizeof id.internal) || strncmp(id.internal, ID_PREFIX, strlen(ID_PREFIX)) != 0 ||
-        strchr(id.internal, '/'))
+    if (!memchr(id.internal, 0, sizeof id.internal) ||
+        strncmp(id.internal, ID_PREFIX, strlen(ID_PREFIX)) != 0 || strchr(id.internal, '/'))
         fatal("ncclCommInitRankConfig: the id is not from ncclGetUniqueId");
     const Comm comm = new ncclComm;
     comm->rank = rank, comm->size = size;
@@ -586,7 +638,8 @@ ncclResult_t init_rank(ncclComm_t *handle, int size, ncclUniqueId id, int rank, 
         for (int r = size - 1; r >= 0; r--)
             if (access(comm->rank_file(r).c_str(), F_OK) != 0) missing = r;
         if (missing >= 0 && now() < deadline) return false;
-        if (missing >= 0) comm->fail(ncclRemoteError, "rank " + std::to_string(missing) + " has not come");
+        if (missing >= 0)
+            comm->fail(ncclRemoteError, "rank " + std::to_string(missing) + " has not come");
         return true;
     });
 }
@@ -609,7 +662,8 @@ ncclResult_t get_async_error(ncclComm_t handle, ncclResult_t *result) {
 ncclResult_t finalize(ncclComm_t handle) {
     const Comm comm = idle(handle, "ncclCommFinalize");
     if (comm->error != ncclSuccess) return comm->error;
-    Collective *last = new_collective(comm, FINALIZE, ncclInt8, std::vector<Part>((size_t)comm->size));
+    Collective *last =
+        new_collective(comm, FINALIZE, ncclInt8, std::vector<Part>((size_t)comm->size));
     return later(comm, [=, sent = false]() mutable {
         if (comm->has_stream && !sim::stream_advance(comm->stream)) return false;
         if (!sent) last->send();
@@ -646,22 +700,25 @@ ncclResult_t group_end() {
     return --group_depth ? ncclSuccess : run_group();
 }
 
-ncclResult_t send(const void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
+ncclResult_t send(const void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                  cudaStream_t s) {
     return transfer("ncclSend", true, const_cast<void *>(buffer), count, type, peer, comm, s);
 }
-ncclResult_t recv(void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t s) {
+ncclResult_t recv(void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                  cudaStream_t s) {
     return transfer("ncclRecv", false, buffer, count, type, peer, comm, s);
 }
 
-ncclResult_t all_gather(const void *mine, void *all, size_t count, ncclDataType_t type, ncclComm_t handle,
-                        cudaStream_t stream) {
+ncclResult_t all_gather(const void *mine, void *all, size_t count, ncclDataType_t type,
+                        ncclComm_t handle, cudaStream_t stream) {
     const Comm comm = idle(handle, "ncclAllGather");
     if (group_depth) fatal("ncclAllGather in a group is not simulated");
     if (comm->error != ncclSuccess) return comm->error;
     const size_t bytes = count * type_of(type).bytes;
     std::vector<Part> parts;
     for (int r = 0; r < comm->size; r++)
-        parts.push_back({(const char *)mine, (char *)all + (size_t)r * bytes, (int64_t)count, (int64_t)count});
+        parts.push_back(
+            {(const char *)mine, (char *)all + (size_t)r * bytes, (int64_t)count, (int64_t)count});
     return enqueue(new_collective(comm, ALL_GATHER, type, parts), stream);
 }
 } // namespace

@@ -1,6 +1,6 @@
-// What translated kernels call (translate.py writes the calls): memory with the checks of the hardware, operations of
-// warps and blocks, conversions, rounding. Written from the PTX ISA. #line in the translation makes LINE and FILE the
-// place in the .cu file.
+// What translated kernels call (translate.py writes the calls): memory with the checks of the
+// hardware, operations of warps and blocks, conversions, rounding. Written from the PTX ISA. #line
+// in the translation makes LINE and FILE the place in the .cu file.
 #pragma once
 #include "dev/sim/threads.h"
 #include <math.h>
@@ -19,15 +19,19 @@ struct Register {
     explicit Register(Module *module);
 };
 
-// -------------------------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------------
+// memory
 
-enum : uint32_t { SHARED_BASE = 1024 }; // where a block's window of shared memory begins; below it is the system's
+enum : uint32_t {
+    SHARED_BASE = 1024
+}; // where a block's window of shared memory begins; below it is the system's
 
 // Of the block that runs on this OS thread: its shared memory, from SHARED_BASE to shared_end.
 extern __thread char *shared_bytes;
 extern __thread uint32_t shared_end;
 
-// The allocations that accesses found last, by the number of the access in its kernel: the next one is mostly the same.
+// The allocations that accesses found last, by the number of the access in its kernel: the next one
+// is mostly the same.
 struct Range {
     uint64_t begin, bytes;
 };
@@ -55,15 +59,19 @@ static inline char *window_at(uint64_t a, uint32_t size, const char *window, uin
     if (UNLIKELY(at > bytes || size > bytes - at || a % size)) window_fault(a, size, line, file);
     return (char *)(uintptr_t)a;
 }
-static inline uint64_t generic_of_shared(uint64_t a) { return (uint64_t)(uintptr_t)shared_bytes + (a - SHARED_BASE); }
+static inline uint64_t generic_of_shared(uint64_t a) {
+    return (uint64_t)(uintptr_t)shared_bytes + (a - SHARED_BASE);
+}
 static inline uint64_t shared_of_generic(uint64_t a) {
     const uint64_t at = a - (uint64_t)(uintptr_t)shared_bytes;
     return at <= shared_end - SHARED_BASE ? at + SHARED_BASE : ~0ull;
 }
-static inline char *generic_at(uint64_t a, uint32_t size, int number, const char *local, uint32_t local_bytes, SITE) {
+static inline char *generic_at(uint64_t a, uint32_t size, int number, const char *local,
+                               uint32_t local_bytes, SITE) {
     if (a - (uint64_t)(uintptr_t)shared_bytes <= shared_end - SHARED_BASE)
         return shared_at((uint32_t)shared_of_generic(a), size, line, file);
-    if (a - (uint64_t)(uintptr_t)local < local_bytes) return window_at(a, size, local, local_bytes, line, file);
+    if (a - (uint64_t)(uintptr_t)local < local_bytes)
+        return window_at(a, size, local, local_bytes, line, file);
     return global_at(a, size, number, line, file);
 }
 // Local memory holds 0xFF until it is written; MemorySanitizer is to see that nobody wrote it.
@@ -78,13 +86,15 @@ static inline char *generic_at(uint64_t a, uint32_t size, int number, const char
 
 // Aligned accesses of their type, so that sanitizers see them whole; the type may alias any other.
 template <class T> struct Alias { typedef T type __attribute__((may_alias)); };
-template <class T> static inline T load(const char *p) { return *(const typename Alias<T>::type *)p; }
+template <class T> static inline T load(const char *p) {
+    return *(const typename Alias<T>::type *)p;
+}
 template <class T> static inline void store(char *p, T v) { *(typename Alias<T>::type *)p = v; }
 
-// Orders the memory of this thread with that of others; an atomic operation alone does not. ThreadSanitizer knows no
-// fences. For it, an atomic operation publishes what its thread saw and did, but only the first one after a fence; a
-// fence takes over everything that was published. So a fence that is missing, or comes after the atomic operation, is a
-// race.
+// Orders the memory of this thread with that of others; an atomic operation alone does not.
+// ThreadSanitizer knows no fences. For it, an atomic operation publishes what its thread saw and
+// did, but only the first one after a fence; a fence takes over everything that was published. So a
+// fence that is missing, or comes after the atomic operation, is a race.
 void fence();
 #if defined(__SANITIZE_THREAD__) || defined(SIM_TSAN)
 #define ATOMIC_ORDER __ATOMIC_RELAXED
@@ -99,14 +109,14 @@ template <class T, class F> static inline T atomic_update(char *p, F f) {
     Raw old = __atomic_load_n((Raw *)p, ATOMIC_ORDER);
     for (;;) {
         const T now = load<T>((const char *)&old), next = f(now);
-        if (__atomic_compare_exchange_n((Raw *)p, &old, load<Raw>((const char *)&next), false, ATOMIC_ORDER,
-                                        ATOMIC_ORDER))
+        if (__atomic_compare_exchange_n((Raw *)p, &old, load<Raw>((const char *)&next), false,
+                                        ATOMIC_ORDER, ATOMIC_ORDER))
             return now;
     }
 }
-#define ATOMIC(name, expression)                                                                                       \
-    template <class T> static inline T atom_##name(char *p, T b) {                                                     \
-        return atomic_update<T>(p, [b](T old) { return (T)(expression); });                                            \
+#define ATOMIC(name, expression)                                                                   \
+    template <class T> static inline T atom_##name(char *p, T b) {                                 \
+        return atomic_update<T>(p, [b](T old) { return (T)(expression); });                        \
     }
 ATOMIC(add, old + b)
 ATOMIC(exch, ((void)old, b))
@@ -121,7 +131,8 @@ template <class T> static inline T atom_cas(char *p, T expected, T b) {
     return atomic_update<T>(p, [=](T old) { return old == expected ? b : old; });
 }
 
-// ---------------------------------------------------------------------------------------------------------------- bits
+// -------------------------------------------------------------------------------------------------
+// bits
 
 static inline float f32_of(uint32_t b) { return load<float>((const char *)&b); }
 static inline double f64_of(uint64_t b) { return load<double>((const char *)&b); }
@@ -129,7 +140,9 @@ static inline uint32_t bits(float f) { return load<uint32_t>((const char *)&f); 
 static inline uint64_t bits(double f) { return load<uint64_t>((const char *)&f); }
 
 // Shifts by the width or more leave zeros, or the sign.
-template <class T> static inline T shl(T v, uint32_t n) { return n >= 8 * sizeof(T) ? (T)0 : (T)(v << n); }
+template <class T> static inline T shl(T v, uint32_t n) {
+    return n >= 8 * sizeof(T) ? (T)0 : (T)(v << n);
+}
 template <class T> static inline T shr(T v, uint32_t n) {
     if (n >= 8 * sizeof(T)) return v < 0 ? (T)-1 : (T)0;
     return (T)(v >> n);
@@ -179,9 +192,12 @@ template <class T> static inline T int_rem(T a, T b, SITE) {
 }
 [[noreturn]] void trap(SITE);
 
-// -------------------------------------------------------------------------------------------------------------- floats
+// -------------------------------------------------------------------------------------------------
+// floats
 
-static inline float ftz(float v) { return __builtin_fabsf(v) < 0x1p-126f ? __builtin_copysignf(0.0f, v) : v; }
+static inline float ftz(float v) {
+    return __builtin_fabsf(v) < 0x1p-126f ? __builtin_copysignf(0.0f, v) : v;
+}
 template <class T> static inline T min_of(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T max_of(T a, T b) { return a > b ? a : b; }
 enum : uint32_t { CANONICAL_NAN = 0x7fffffff };
@@ -198,7 +214,8 @@ template <> inline float max_of<float>(float a, float b) {
 }
 static inline float saturate(float v) { return v > 0.0f ? v < 1.0f ? v : 1.0f : 0.0f; }
 float fma_rm(float a, float b, float c); // rounded down
-// Approximate instructions: correctly rounded, or, with SIM_NUMERICS=hardware, off by what the PTX ISA allows.
+// Approximate instructions: correctly rounded, or, with SIM_NUMERICS=hardware, off by what the PTX
+// ISA allows.
 float ex2_approx(float v);
 float lg2_approx(float v);
 float rsqrt_approx(float v);
@@ -209,7 +226,8 @@ template <bool FTZ> static inline float div_approx(float a, float b) {
 }
 // Saturates. NaN becomes 0, but where a double or 64 bits take part the sign bit alone.
 template <class T, class F> static inline T float_to_int(F v) {
-    if (v != v) return sizeof(T) == 8 || sizeof(F) == 8 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : (T)0;
+    if (v != v)
+        return sizeof(T) == 8 || sizeof(F) == 8 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : (T)0;
     const T low = (T)-1 < (T)0 ? (T)((uint64_t)1 << (8 * sizeof(T) - 1)) : (T)0, high = (T)~low;
     return v <= (F)low ? low : v >= (F)high ? high : (T)v;
 }
@@ -223,10 +241,15 @@ static inline uint16_t float_to_bfloat(float f) {
     return (uint16_t)((b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 // cvt of two numbers: the first operand becomes the upper half.
-static inline uint32_t pack2(uint16_t upper, uint16_t lower) { return (uint32_t)upper << 16 | lower; }
-static inline uint16_t pack_fp8(uint8_t upper, uint8_t lower) { return (uint16_t)(upper << 8 | lower); }
+static inline uint32_t pack2(uint16_t upper, uint16_t lower) {
+    return (uint32_t)upper << 16 | lower;
+}
+static inline uint16_t pack_fp8(uint8_t upper, uint8_t lower) {
+    return (uint16_t)(upper << 8 | lower);
+}
 
-// ---------------------------------------------------------------------------------------------------- warps and blocks
+// -------------------------------------------------------------------------------------------------
+// warps and blocks
 
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX };
 struct Shuffled {
@@ -234,8 +257,10 @@ struct Shuffled {
     bool in_range;
 };
 uint32_t shfl_meet(uint32_t mask, uint32_t value, uint32_t source, int line, const char *file);
-template <int MODE> static inline Shuffled shfl(uint32_t a, uint32_t b, uint32_t c, uint32_t mask, SITE) {
-    const int lane = (int)sim::lane_id(), bval = (int)(b & 31), cval = (int)(c & 31), segment = (int)(c >> 8 & 31);
+template <int MODE>
+static inline Shuffled shfl(uint32_t a, uint32_t b, uint32_t c, uint32_t mask, SITE) {
+    const int lane = (int)sim::lane_id(), bval = (int)(b & 31), cval = (int)(c & 31),
+              segment = (int)(c >> 8 & 31);
     const int max_lane = (lane & segment) | (cval & ~segment & 31), min_lane = lane & segment;
     int j = MODE == SHFL_UP     ? lane - bval
             : MODE == SHFL_DOWN ? lane + bval
@@ -249,13 +274,15 @@ template <int MODE> static inline Shuffled shfl(uint32_t a, uint32_t b, uint32_t
 typedef sim::CompleteFn Complete;
 uint32_t warp_meet(uint32_t value, Complete f, int line, const char *file);
 template <bool IS_MAX, int... OFFSETS>
-static __attribute__((no_sanitize("thread"))) void butterfly_all(const uint64_t *value, const unsigned *,
-                                                                 unsigned lanes, uint64_t *result) {
+static __attribute__((no_sanitize("thread"))) void butterfly_all(const uint64_t *value,
+                                                                 const unsigned *, unsigned lanes,
+                                                                 uint64_t *result) {
     sim::expect_whole_warp(lanes, "shfl.sync");
     float v[32], w[32];
     for (int i = 0; i < 32; i++) v[i] = f32_of((uint32_t)value[i]);
     for (int offset : {OFFSETS...}) {
-        for (int i = 0; i < 32; i++) w[i] = IS_MAX ? max_of<float>(v[i], v[i ^ offset]) : v[i] + v[i ^ offset];
+        for (int i = 0; i < 32; i++)
+            w[i] = IS_MAX ? max_of<float>(v[i], v[i ^ offset]) : v[i] + v[i ^ offset];
         for (int i = 0; i < 32; i++) v[i] = w[i];
     }
     for (int i = 0; i < 32; i++) result[i] = bits(v[i]);
@@ -274,8 +301,8 @@ uint32_t bar_popc(bool p, SITE);
 bool bar_and(bool p, SITE);
 bool bar_or(bool p, SITE);
 
-// m: the row that this lane has the address of, and afterwards its part of every matrix. Orders no memory, nor does
-// mma.
+// m: the row that this lane has the address of, and afterwards its part of every matrix. Orders no
+// memory, nor does mma.
 template <bool TRANS> void ldmatrix_x4(uint32_t *m, SITE);
 struct Half {
     static float number(uint16_t v) { return half_to_float(v); }
@@ -289,8 +316,9 @@ struct MmaFragments {
 };
 template <class T, int K> void mma_m16n8(MmaFragments &m, SITE);
 
-// cp.async of one thread. A copy happens as late as the ISA allows, in the wait for it; in the reverse schedule as
-// early as it may, when it is issued: then a tile that somebody still reads is overwritten.
+// cp.async of one thread. A copy happens as late as the ISA allows, in the wait for it; in the
+// reverse schedule as early as it may, when it is issued: then a tile that somebody still reads is
+// overwritten.
 struct AsyncCopies {
     enum { MOST = 256 };
     struct Copy {
@@ -301,7 +329,8 @@ struct AsyncCopies {
     int first = 0, count = 0, group = 0;
 
     ~AsyncCopies() {
-        if (UNLIKELY(count > 0)) sim::fatal("a thread ends with %d cp.async that it did not wait for", count);
+        if (UNLIKELY(count > 0))
+            sim::fatal("a thread ends with %d cp.async that it did not wait for", count);
     }
 
     void issue(char *to, uint64_t from, int bytes, uint32_t read, int number, SITE) {
@@ -313,12 +342,14 @@ struct AsyncCopies {
             sim::fatal("cp.async: misaligned address 0x%lx at %s:%d", from, file, line);
         const Copy now = {to, (const char *)(uintptr_t)from, bytes, (int)read, group};
         if (sim::copies_at_once()) return perform(now);
-        if (UNLIKELY(count == MOST)) sim::fatal("more than %d cp.async under way at %s:%d", (int)MOST, file, line);
+        if (UNLIKELY(count == MOST))
+            sim::fatal("more than %d cp.async under way at %s:%d", (int)MOST, file, line);
         copy[(first + count++) % MOST] = now;
     }
     void commit() { group++; }
     void wait(int pending_groups) { // -1: all, also those of no group
-        for (; count && (pending_groups < 0 || copy[first].group < group - pending_groups); count--) {
+        for (; count && (pending_groups < 0 || copy[first].group < group - pending_groups);
+             count--) {
             perform(copy[first]);
             first = (first + 1) % MOST;
         }

@@ -1,7 +1,7 @@
-// What the simulator tells sanitizers about its stacks, its memory and the order of things. Every function is empty in
-// a build without the sanitizer that it serves.
-// ThreadSanitizer: block.cpp and its like are compiled without instrumentation (they are the synchronisation), so the
-// build says SIM_TSAN. The other two sanitizers instrument the simulator as well.
+// What the simulator tells sanitizers about its stacks, its memory and the order of things. Every
+// function is empty in a build without the sanitizer that it serves. ThreadSanitizer: block.cpp and
+// its like are compiled without instrumentation (they are the synchronisation), so the build says
+// SIM_TSAN. The other two sanitizers instrument the simulator as well.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -44,7 +44,8 @@ void __tsan_java_free(unsigned long p, unsigned long size);
 #endif
 
 namespace sim {
-// ----------------------------------------------------------------------------------------------------- MemorySanitizer
+// -------------------------------------------------------------------------------------------------
+// MemorySanitizer
 
 inline void msan_uninitialised(void *p, size_t bytes) {
     (void)p, (void)bytes;
@@ -59,7 +60,8 @@ inline void msan_initialised(const void *p, size_t bytes) {
 #endif
 }
 
-// ----------------------------------------------------------------------------------------------------- ThreadSanitizer
+// -------------------------------------------------------------------------------------------------
+// ThreadSanitizer
 
 inline void *tsan_current_fiber() {
 #ifdef SIM_TSAN
@@ -107,8 +109,8 @@ inline void tsan_writes(void *p, size_t bytes) {
     __tsan_write_range(p, bytes);
 #endif
 }
-// Memory that from now on belongs to another CUDA thread or block: TSan forgets its past. The calls for the heap of a
-// Java machine are the ones that do this.
+// Memory that from now on belongs to another CUDA thread or block: TSan forgets its past. The calls
+// for the heap of a Java machine are the ones that do this.
 inline void tsan_heap(void *p, size_t bytes) {
     (void)p, (void)bytes;
 #ifdef SIM_TSAN
@@ -123,8 +125,8 @@ inline void tsan_forget(void *p, size_t bytes) {
 #endif
 }
 
-// memset and memcpy that ThreadSanitizer does not see by itself: fresh memory is nobody's access, and copies say whose
-// they are.
+// memset and memcpy that ThreadSanitizer does not see by itself: fresh memory is nobody's access,
+// and copies say whose they are.
 inline void quiet_fill(void *p, int value, size_t bytes) {
 #ifdef SIM_TSAN
     for (size_t i = 0; i < bytes; i++) ((volatile char *)p)[i] = (char)value;

@@ -1,9 +1,9 @@
-// Streams and events. An operation runs at once, or with SIM_STREAMS=lazy as late as the API allows: when the host
-// waits for it, or when something that is waited for needs it. What an eager run hides (a missing event between two
-// streams, a result read too early) shows in a lazy one.
-// For ThreadSanitizer each stream is a thread. It is ordered with others by nothing but what CUDA promises: an
-// operation comes after what the host did before it was enqueued; events, legacy stream and synchronisation do the
-// rest.
+// Streams and events. An operation runs at once, or with SIM_STREAMS=lazy as late as the API
+// allows: when the host waits for it, or when something that is waited for needs it. What an eager
+// run hides (a missing event between two streams, a result read too early) shows in a lazy one. For
+// ThreadSanitizer each stream is a thread. It is ordered with others by nothing but what CUDA
+// promises: an operation comes after what the host did before it was enqueued; events, legacy
+// stream and synchronisation do the rest.
 #include "dev/sim/stream.h"
 #include "dev/sim/sanitizers.h"
 #include "dev/sim/sim_control.h"
@@ -16,12 +16,14 @@
 namespace sim {
 static CUstream_st legacy_stream;
 
-static std::vector<CUstream_st *> &streams() { // never freed; destroyed ones stay, because events may name them
+static std::vector<CUstream_st *>
+    &streams() { // never freed; destroyed ones stay, because events may name them
     static auto *all = new std::vector<CUstream_st *>{&legacy_stream};
     return *all;
 }
 CUstream_st *stream_of(cudaStream_t handle) {
-    return handle && handle != cudaStreamLegacy && handle != cudaStreamPerThread ? handle : &legacy_stream;
+    return handle && handle != cudaStreamLegacy && handle != cudaStreamPerThread ? handle
+                                                                                 : &legacy_stream;
 }
 
 static bool lazy = setting("SIM_STREAMS") && strcmp(setting("SIM_STREAMS"), "lazy") == 0;
@@ -29,7 +31,8 @@ static bool lazy = setting("SIM_STREAMS") && strcmp(setting("SIM_STREAMS"), "laz
 static void run_operation(const Operation &operation) {
     if (!sticky_error()) {
         memory_open();
-        operation.run(operation.argument); // may run other streams, up to events that this one waits for
+        // may run other streams, up to events that this one waits for
+        operation.run(operation.argument);
         memory_close();
     }
     operation.destroy(operation.argument);
@@ -95,10 +98,13 @@ static bool next_is_ready(CUstream_st *stream) {
 }
 // As far as it goes without waiting for another process.
 static bool advance(CUstream_st *stream, uint64_t position) {
-    while (stream->done < position && !stream->waiting.empty() && next_is_ready(stream)) run_next(stream);
+    while (stream->done < position && !stream->waiting.empty() && next_is_ready(stream))
+        run_next(stream);
     return stream->done >= position;
 }
-bool stream_advance(cudaStream_t handle) { return advance(stream_of(handle), stream_of(handle)->queued); }
+bool stream_advance(cudaStream_t handle) {
+    return advance(stream_of(handle), stream_of(handle)->queued);
+}
 static void drain(CUstream_st *stream) { drain(stream, stream->queued); }
 void streams_drain_all() {
     for (CUstream_st *stream : streams()) {
@@ -149,11 +155,13 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
     return cudaSuccess;
 }
 
-void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument, void (*destroy)(void *)) {
+void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument,
+                    void (*destroy)(void *)) {
     stream_enqueue(stream, {"library call", run, argument, destroy});
 }
 
-// --------------------------------------------------------------------------------------------- beside a collective
+// ---------------------------------------------------------------------------------------------
+// beside a collective
 
 static struct {
     CUstream_st *stream;
@@ -166,11 +174,14 @@ void stream_is_collective(cudaStream_t handle, int multiprocessors) {
 }
 int multiprocessors_taken(cudaStream_t handle) {
     const auto &c = last_collective;
-    if (!c.stream || c.stream->waited >= c.position || stream_of(handle)->follows[c.stream] >= c.position) return 0;
+    if (!c.stream || c.stream->waited >= c.position ||
+        stream_of(handle)->follows[c.stream] >= c.position)
+        return 0;
     return c.multiprocessors;
 }
 
-// --------------------------------------------------------------------------------------- the promise of a step
+// --------------------------------------------------------------------------------------- the
+// promise of a step
 
 static bool marked;
 static int violations;
@@ -181,10 +192,12 @@ void step_forbids(const char *call, const char *why) {
 }
 // The host waits for the first `position` operations of the stream.
 static void step_waits(const char *call, const CUstream_st *stream, uint64_t position) {
-    if (marked && position > stream->marked) step_forbids(call, "waits for work of the running step");
+    if (marked && position > stream->marked)
+        step_forbids(call, "waits for work of the running step");
 }
 
-// ------------------------------------------------------------------------------------------------------------- events
+// -------------------------------------------------------------------------------------------------
+// events
 
 static cudaError_t captured_event(const char *call, const CUevent_st *event) {
     return capture_break(event->capture.get(), cudaErrorCapturedEvent, call);
@@ -210,7 +223,8 @@ static double launch_latency = 0.0; // sim_set_launch_latency
 static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
     CUstream_st *stream = stream_of(handle);
     const bool external = flags == cudaEventRecordExternal;
-    if (stream->capture && stream->capture->invalid) return set_error(cudaErrorStreamCaptureInvalidated);
+    if (stream->capture && stream->capture->invalid)
+        return set_error(cudaErrorStreamCaptureInvalidated);
     if (stream->capture && !external) {
         event->capture = stream->capture;
         event->last = stream->last;
@@ -233,7 +247,8 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
     CUstream_st *stream = stream_of(handle);
     if (event->capture && !event->capture->ended) return capture_wait(stream, event);
     if (event->capture)
-        return set_error(cudaErrorCapturedEvent, "cudaStreamWaitEvent: the event was recorded in a capture that ended");
+        return set_error(cudaErrorCapturedEvent,
+                         "cudaStreamWaitEvent: the event was recorded in a capture that ended");
     if (!event->recorded) return cudaSuccess;
     if (stream->capture && flags != cudaEventWaitExternal)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureIsolation,
@@ -256,15 +271,16 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
     for (const auto &[before, position] : event->stream->follows)
         stream->follows[before] = std::max(stream->follows[before], position);
     stream->follows[event->stream] = std::max(stream->follows[event->stream], event->position);
-    return stream_enqueue(handle,
-                          {"cudaStreamWaitEvent", run, wait, [](void *argument) { delete (Wait *)argument; }, ready});
+    return stream_enqueue(handle, {"cudaStreamWaitEvent", run, wait,
+                                   [](void *argument) { delete (Wait *)argument; }, ready});
 }
 } // namespace sim
 
 using namespace sim;
 
 extern "C" {
-// ------------------------------------------------------------------------------------------------- what tests control
+// -------------------------------------------------------------------------------------------------
+// what tests control
 
 void sim_set_lazy_streams(bool on) {
     streams_drain_all();
@@ -279,7 +295,8 @@ int sim_step_violations(void) { return violations; }
 void sim_set_clock(double milliseconds) { clock_set = milliseconds; }
 void sim_set_launch_latency(double milliseconds) { launch_latency = milliseconds; }
 
-// ------------------------------------------------------------------------------------------------------------ streams
+// -------------------------------------------------------------------------------------------------
+// streams
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
     *lowest = 0;
@@ -323,7 +340,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     tsan_acquire(&stream->tsan_after);
     return sticky_error();
 }
-// Not ready means: one more operation has run meanwhile, unless that needs another process. So who polls gets there.
+// Not ready means: one more operation has run meanwhile, unless that needs another process. So who
+// polls gets there.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
     CUstream_st *stream = stream_of(handle);
     if (stream->capture)
@@ -337,12 +355,14 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
 cudaError_t cudaDeviceSynchronize(void) {
     if (cudaError_t error = capture_forbids("cudaDeviceSynchronize")) return error;
     expect_refusal_seen("cudaDeviceSynchronize");
-    for (CUstream_st *stream : streams()) step_waits("cudaDeviceSynchronize", stream, stream->queued);
+    for (CUstream_st *stream : streams())
+        step_waits("cudaDeviceSynchronize", stream, stream->queued);
     streams_drain_all();
     return sticky_error();
 }
 
-// ------------------------------------------------------------------------------------------------------------- events
+// -------------------------------------------------------------------------------------------------
+// events
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     *event = new CUevent_st;
@@ -376,16 +396,20 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     if (event->capture) return captured_event("cudaEventQuery of a captured event", event);
-    if (event->recorded && event->stream->done >= event->position) tsan_acquire(event->tsan_sync.get());
-    if (!event->recorded || event->stream->done >= event->position || sticky_error()) return sticky_error();
+    if (event->recorded && event->stream->done >= event->position)
+        tsan_acquire(event->tsan_sync.get());
+    if (!event->recorded || event->stream->done >= event->position || sticky_error())
+        return sticky_error();
     if (next_is_ready(event->stream)) run_next(event->stream);
     return set_error(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t stop) {
     if (cudaError_t error = sticky_error()) return error;
     for (const CUevent_st *event : {start, stop}) {
-        if (event->capture) return captured_event("cudaEventElapsedTime of a captured event", event);
-        if (!event->recorded || !event->keeps_time) return set_error(cudaErrorInvalidResourceHandle);
+        if (event->capture)
+            return captured_event("cudaEventElapsedTime of a captured event", event);
+        if (!event->recorded || !event->keeps_time)
+            return set_error(cudaErrorInvalidResourceHandle);
         if (event->stream->done < event->position) return set_error(cudaErrorNotReady);
     }
     *milliseconds = (float)(stop->milliseconds - start->milliseconds);

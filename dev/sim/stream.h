@@ -22,7 +22,8 @@ struct CUgraphNode_st {
 };
 
 namespace sim {
-typedef std::vector<std::shared_ptr<CUgraphNode_st>> Nodes; // in the order of recording, which respects dependencies
+typedef std::vector<std::shared_ptr<CUgraphNode_st>>
+    Nodes; // in the order of recording, which respects dependencies
 
 // A capture in progress, shared by the streams that take part and the events recorded in them.
 struct Capture {
@@ -35,21 +36,24 @@ struct Capture {
 };
 } // namespace sim
 
-// Operations are numbered from 1 in the order in which they were enqueued: `queued` were, `done` have run.
+// Operations are numbered from 1 in the order in which they were enqueued: `queued` were, `done`
+// have run.
 struct CUstream_st {
     std::deque<sim::Operation> waiting;
     uint64_t queued = 0, done = 0;
-    uint64_t marked = 0;                       // `queued` when sim_step_mark was called
-    uint64_t waited = 0;                       // `queued` when the host waited for the stream
-    std::map<CUstream_st *, uint64_t> follows; // the operation of another stream that what comes next comes after
-    bool blocking = true;                      // ordered with the legacy stream
+    uint64_t marked = 0; // `queued` when sim_step_mark was called
+    uint64_t waited = 0; // `queued` when the host waited for the stream
+    std::map<CUstream_st *, uint64_t>
+        follows;          // the operation of another stream that what comes next comes after
+    bool blocking = true; // ordered with the legacy stream
     bool destroyed = false;
     int priority = 0;                      // kept, and without effect
     std::shared_ptr<sim::Capture> capture; // null unless it is being captured
     std::vector<size_t> last;              // then: the nodes that the next one comes after
 
-    // ThreadSanitizer takes a stream for a thread, with a stack of its own. Addresses stand for what the host did
-    // before it enqueued an operation, one for each that waits, and for what the operations did.
+    // ThreadSanitizer takes a stream for a thread, with a stack of its own. Addresses stand for
+    // what the host did before it enqueued an operation, one for each that waits, and for what the
+    // operations did.
     void *tsan_fiber = nullptr, *tsan_caller = nullptr;
     sim::Fiber stack, caller;
     const sim::Operation *running = nullptr;
@@ -64,15 +68,16 @@ struct CUevent_st {
     double milliseconds = 0.0;             // of the clock
     std::shared_ptr<sim::Capture> capture; // when the last record was captured
     std::vector<size_t> last;              // then: the nodes it stands behind
-    std::shared_ptr<char> tsan_sync;       // its address stands for what came before the last record
+    std::shared_ptr<char> tsan_sync; // its address stands for what came before the last record
 };
 
 namespace sim {
-CUstream_st *stream_of(cudaStream_t handle);                // the legacy stream for null
-void event_follows(CUevent_st *event, CUstream_st *stream); // is recorded by what will be enqueued there next
+CUstream_st *stream_of(cudaStream_t handle); // the legacy stream for null
+void event_follows(CUevent_st *event,
+                   CUstream_st *stream); // is recorded by what will be enqueued there next
 
-// graph.cpp. In a captured stream: adds a node behind what the stream holds; destroys the operation when the capture
-// has become invalid.
+// graph.cpp. In a captured stream: adds a node behind what the stream holds; destroys the operation
+// when the capture has become invalid.
 cudaError_t capture_add(CUstream_st *stream, const Operation &operation);
 // An event of another stream that is waited for: draws the stream into the event's capture.
 cudaError_t capture_wait(CUstream_st *stream, const CUevent_st *event);

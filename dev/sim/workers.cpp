@@ -1,4 +1,5 @@
-// The OS threads that blocks run on: they sleep between grids, so that a test program alone does not heat the machine.
+// The OS threads that blocks run on: they sleep between grids, so that a test program alone does
+// not heat the machine.
 #include "dev/sim/workers.h"
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
@@ -14,7 +15,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
 static void (*job)(void *);
 static void *job_argument;
-static int started, wanted, working; // workers that exist; that shall still take the job; that have not finished it
+static int started, wanted,
+    working; // workers that exist; that shall still take the job; that have not finished it
 
 int worker_count() {
 #if defined(SIM_TSAN) || defined(SIM_MSAN)

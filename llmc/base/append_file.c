@@ -18,12 +18,16 @@
 static bool open_path(AppendFile *f, int more_flags, Error *err) {
     f->end = 0;
     f->is_torn = false;
-    f->fd = open(f->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | more_flags, 0666);
-    if (f->fd < 0) return error_set(err, "%s: cannot be written: %s", f->path, path_reason(f->path, errno).text);
+    f->fd =
+        open(f->path, O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | more_flags, 0666);
+    if (f->fd < 0)
+        return error_set(err, "%s: cannot be written: %s", f->path,
+                         path_reason(f->path, errno).text);
     if (file_lock(f->fd)) return true;
     close(f->fd);
     f->fd = -1;
-    return error_set(err, "%s: another process is writing it; is this run already active?", f->path);
+    return error_set(err, "%s: another process is writing it; is this run already active?",
+                     f->path);
 }
 
 bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err) {
@@ -34,7 +38,8 @@ bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err
 }
 
 bool append_file_cut(AppendFile *f, off_t bytes, Error *err) {
-    if (ftruncate(f->fd, bytes) != 0) return error_set(err, "%s: cannot be truncated: %s", f->path, strerror(errno));
+    if (ftruncate(f->fd, bytes) != 0)
+        return error_set(err, "%s: cannot be truncated: %s", f->path, strerror(errno));
     f->end = bytes;
     f->is_torn = false;
     return true;
@@ -43,8 +48,8 @@ bool append_file_cut(AppendFile *f, off_t bytes, Error *err) {
 // Whether the name still belongs to the open file.
 static bool is_in_place(const AppendFile *f) {
     struct stat here, there;
-    return f->fd >= 0 && fstat(f->fd, &here) == 0 && stat(f->path, &there) == 0 && here.st_dev == there.st_dev &&
-           here.st_ino == there.st_ino;
+    return f->fd >= 0 && fstat(f->fd, &here) == 0 && stat(f->path, &there) == 0 &&
+           here.st_dev == there.st_dev && here.st_ino == there.st_ino;
 }
 
 // Opens it again, after its last record.

@@ -39,11 +39,13 @@ NearestName argument_nearest(const char *typo, size_t length) {
 void argument_nearest_try(NearestName *nearest, const char *dashes, const char *name) {
     const char *typo = nearest->typo;
     if (!name) return;
-    // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among equals, the one with
-    // the same first letter ("--lr": -l, not -r). Half of their letters must agree.
+    // A piece of a name ("batch", "steps") is a better guess than a word of similar letters; among
+    // equals, the one with the same first letter ("--lr": -l, not -r). Half of their letters must
+    // agree.
     const int edits = strlen(typo) < 3 || !strcasestr(name, typo) ? edit_distance(typo, name) : 1;
     const size_t longer = max_size(strlen(typo), strlen(name));
-    const int distance = 2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
+    const int distance =
+        2 * edits + (tolower((unsigned char)typo[0]) != tolower((unsigned char)name[0]));
     if (2 * edits > (int)longer || distance >= nearest->distance) return;
     nearest->distance = distance;
     snprintf(nearest->text, sizeof nearest->text, "%s%s", dashes, name);
@@ -98,7 +100,8 @@ void argument_nearest_foreign(NearestName *nearest) {
             snprintf(nearest->text, sizeof nearest->text, "%s", foreign[i].ours);
 }
 
-bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err) {
+bool argument_unknown(const char *word, const NearestName *nearest, const char *command,
+                      Error *err) {
     if (!*nearest->text) return error_set(err, "unknown option %s; %s lists them", word, command);
     return error_set(err, "unknown option %s; did you mean %s?", word, nearest->text);
 }
@@ -110,7 +113,8 @@ static const char compiler_name[] = "gcc " __VERSION__;
 #endif
 
 void program_print_version(void) {
-    printf("%s of pretrain.cu, which has no releases: git log -1 in its checkout shows the commit; compiled by %s\n",
+    printf("%s of pretrain.cu, which has no releases: git log -1 in its checkout shows the commit; "
+           "compiled by %s\n",
            program_invocation_short_name, compiler_name);
     fflush(stdout);
 }

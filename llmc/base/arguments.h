@@ -1,5 +1,6 @@
-// The words of a command line, for the trainer's options (options.h) and those of the programs of data/ (data/tool.h):
-// takes a word apart, and says which one is wrong: the word as it was typed, with the option that is nearest to it.
+// The words of a command line, for the trainer's options (options.h) and those of the programs of
+// data/ (data/tool.h): takes a word apart, and says which one is wrong: the word as it was typed,
+// with the option that is nearest to it.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -19,20 +20,24 @@ typedef struct {
 } Argument;
 Argument argument_split(const char *word);
 
-// The option whose name is nearest to a mistyped one (without dashes): try all names, then see text, such as
+// The option whose name is nearest to a mistyped one (without dashes): try all names, then see
+// text, such as
 // "--batch-size" or "-nk". Empty: none has half of the letters.
 typedef struct {
     char typo[33], text[64];
     int distance;
 } NearestName;
 NearestName argument_nearest(const char *typo, size_t length);
-void argument_nearest_try(NearestName *nearest, const char *dashes, const char *name); // name: NULL is fine
+void argument_nearest_try(NearestName *nearest, const char *dashes,
+                          const char *name); // name: NULL is fine
 
 // The same for the names that other trainers have for an option of ours.
 void argument_nearest_foreign(NearestName *nearest);
 
 // Always false. command: the command that lists the options, "--help" or "data/prepare --help".
-bool argument_unknown(const char *word, const NearestName *nearest, const char *command, Error *err);
+bool argument_unknown(const char *word, const NearestName *nearest, const char *command,
+                      Error *err);
 
-// What --version prints. There are no releases: the checkout says which commit it is, and the compiler may matter.
+// What --version prints. There are no releases: the checkout says which commit it is, and the
+// compiler may matter.
 void program_print_version(void);

@@ -1,10 +1,12 @@
-// Arithmetic of sizes that every layer uses, and the mark of functions that kernels share with the host.
+// Arithmetic of sizes that every layer uses, and the mark of functions that kernels share with the
+// host.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-// Marks a function in a shared header: nvcc compiles it for host and device; for a C compiler it is empty.
+// Marks a function in a shared header: nvcc compiles it for host and device; for a C compiler it is
+// empty.
 #ifdef __CUDACC__
 #define HOST_DEVICE __host__ __device__
 #else
@@ -12,7 +14,9 @@
 #endif
 
 // For sizes that come from outside (file headers, options): false on overflow.
-static inline bool checked_add(int64_t a, int64_t b, int64_t *sum) { return !__builtin_add_overflow(a, b, sum); }
+static inline bool checked_add(int64_t a, int64_t b, int64_t *sum) {
+    return !__builtin_add_overflow(a, b, sum);
+}
 static inline bool checked_mul(int64_t a, int64_t b, int64_t *product) {
     return !__builtin_mul_overflow(a, b, product);
 }
@@ -22,7 +26,9 @@ static inline int64_t max_i64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int64_t positive_or(int64_t n, int64_t otherwise) { return n > 0 ? n : otherwise; }
-static inline int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+static inline int64_t round_up(int64_t n, int64_t multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
 static inline int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
 
 static inline int arithmetic_ascending(const void *a, const void *b) {

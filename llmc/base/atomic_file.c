@@ -1,5 +1,5 @@
-// See atomic_file.h. Writes go through a buffer of 1 MiB, which is also the unit of the checksum, so that the disk
-// limits the speed of a checkpoint.
+// See atomic_file.h. Writes go through a buffer of 1 MiB, which is also the unit of the checksum,
+// so that the disk limits the speed of a checkpoint.
 #include "llmc/base/atomic_file.h"
 
 #include "llmc/base/directory.h"
@@ -23,7 +23,8 @@ struct AtomicFile {
     char *path;      // the final name
     char *temporary; // the name while it is written
     int fd;
-    int lock; // another descriptor of the open file, which keeps it locked until it has its name; -1: none
+    int lock; // another descriptor of the open file, which keeps it locked until it has its name;
+              // -1: none
     XXH3_state_t *hash;
     char *buffer;
     size_t used;   // bytes in the buffer
@@ -42,15 +43,17 @@ static void atomic_file_free(AtomicFile *f) {
     free(f);
 }
 
-// Opens a new file, path.tmp-PID; with a higher number if a process of another machine has that name. It is locked as
-// long as it has it: one without a lock was left by a process that was killed, and atomic_file_clean may remove it,
-// even before it is locked here.
+// Opens a new file, path.tmp-PID; with a higher number if a process of another machine has that
+// name. It is locked as long as it has it: one without a lock was left by a process that was
+// killed, and atomic_file_clean may remove it, even before it is locked here.
 static bool open_temporary(AtomicFile *f) {
     enum { MAX_PID = 1 << 22, MAX_NAMES = 100 };
     struct stat st;
     for (long name = 0; name < MAX_NAMES; name++) {
         free(f->temporary);
-        REQUIRE_MEMORY(asprintf(&f->temporary, "%s.tmp-%ld", f->path, getpid() + name * MAX_PID) >= 0, "a path");
+        REQUIRE_MEMORY(asprintf(&f->temporary, "%s.tmp-%ld", f->path, getpid() + name * MAX_PID) >=
+                           0,
+                       "a path");
         f->fd = open(f->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
         if (f->fd < 0 && errno == EEXIST) continue;
         if (f->fd < 0) return false;
@@ -91,7 +94,8 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
 
 static bool atomic_file_fail(AtomicFile *f, const char *what, int reason) {
     f->failed = true;
-    return error_set(&f->error, "%s: cannot %s: %s", f->path, what, path_reason(f->path, reason).text);
+    return error_set(&f->error, "%s: cannot %s: %s", f->path, what,
+                     path_reason(f->path, reason).text);
 }
 
 static bool write_through(AtomicFile *f, const char *data, size_t bytes) {
@@ -122,9 +126,12 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
     if (ok && fsync(fd) != 0) ok = atomic_file_fail(f, "flush to disk", errno);
     if (ok) {
         f->fd = -1;
-        if (close(fd) != 0) ok = atomic_file_fail(f, "close", errno); // here network file systems report a full disk
+        if (close(fd) != 0)
+            // here network file systems report a full disk
+            ok = atomic_file_fail(f, "close", errno);
     }
-    if (ok && rename(f->temporary, f->path) != 0) ok = atomic_file_fail(f, "rename into place", errno);
+    if (ok && rename(f->temporary, f->path) != 0)
+        ok = atomic_file_fail(f, "rename into place", errno);
     if (!ok || !directory_sync_parent(f->path, &f->error)) {
         error_set(err, "%s", f->error.text);
         atomic_file_abandon(f);
@@ -139,7 +146,8 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
 // Removes a temporary file that no process writes.
 static void remove_stale(const char *path) {
     struct stat opened, named;
-    const int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC); // NFS locks what is open for writing
+    const int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK |
+                                  O_CLOEXEC); // NFS locks what is open for writing
     if (fd < 0) return;
     // Its process may have renamed it in between.
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 &&
@@ -156,7 +164,8 @@ void atomic_file_clean(const char *path) {
         for (int i = 0; i < count; i++) {
             char *left = path_join(parent, names[i]);
             const char *pid = names[i] + strlen(prefix); // if it begins with the prefix
-            if (strncmp(names[i], prefix, strlen(prefix)) == 0 && pid[strspn(pid, "0123456789")] == '\0')
+            if (strncmp(names[i], prefix, strlen(prefix)) == 0 &&
+                pid[strspn(pid, "0123456789")] == '\0')
                 remove_stale(left);
             free(left);
         }

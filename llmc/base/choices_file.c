@@ -1,5 +1,5 @@
-// See choices_file.h. The entries are a list, newest first, which is also their order in the file; entries beyond the
-// limit when the file is written are the oldest measurements.
+// See choices_file.h. The entries are a list, newest first, which is also their order in the file;
+// entries beyond the limit when the file is written are the oldest measurements.
 #include "llmc/base/choices_file.h"
 
 #include "llmc/base/directory.h"
@@ -17,10 +17,11 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-// A run has some twenty entries of at most 500 bytes. More than this comes from many models and machines, or was not
-// written by us.
+// A run has some twenty entries of at most 500 bytes. More than this comes from many models and
+// machines, or was not written by us.
 enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
-// Of the checksum, XXH3 of the bytes of the line before its tab: a line that was edited or cut off has another.
+// Of the checksum, XXH3 of the bytes of the line before its tab: a line that was edited or cut off
+// has another.
 enum { SUM_DIGITS = 8, MAX_LINE = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX + 1 + SUM_DIGITS };
 
 typedef struct ChoiceEntry {
@@ -42,7 +43,8 @@ static struct {
 // The link that points to the entry of this key, or to the NULL at the end.
 static ChoiceEntry **find_entry(const char *key, size_t length) {
     ChoiceEntry **link = &cache.newest;
-    while (*link && ((*link)->key_length != length || memcmp((*link)->line, key, length) != 0)) link = &(*link)->next;
+    while (*link && ((*link)->key_length != length || memcmp((*link)->line, key, length) != 0))
+        link = &(*link)->next;
     return link;
 }
 
@@ -62,7 +64,8 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
         length = (size_t)(sum - line);
     }
     const size_t key_length = (size_t)(tab - line), digits = length - key_length - 1;
-    if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 || digits > 2 * CHOICES_VALUE_MAX)
+    if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 ||
+        digits > 2 * CHOICES_VALUE_MAX)
         return NULL;
     for (size_t i = 0; i < key_length; i++)
         if (line[i] < ' ' || line[i] > '~') return NULL;
@@ -86,9 +89,10 @@ static void remove_entry(ChoiceEntry **link) {
     free(e);
 }
 
-// Appends the lines whose keys are not known: entries measured by this process, or further up in the file, are newer.
-// Returns how many lines there are, *damaged of them. Lines without a checksum are from before there was one: a
-// checkpoint, which has a checksum of its own, may have them; those of the file are measured again.
+// Appends the lines whose keys are not known: entries measured by this process, or further up in
+// the file, are newer. Returns how many lines there are, *damaged of them. Lines without a checksum
+// are from before there was one: a checkpoint, which has a checksum of its own, may have them;
+// those of the file are measured again.
 static int take_lines(const char *text, size_t size, bool is_file, int *damaged) {
     ChoiceEntry **end = &cache.newest;
     int lines = 0;
@@ -106,18 +110,21 @@ static int take_lines(const char *text, size_t size, bool is_file, int *damaged)
     return lines;
 }
 
-// ------------------------------------------------------------------------------------------------------------ the file
+// -------------------------------------------------------------------------------------------------
+// the file
 
-// The path of the file, "": there is to be none. Returns whether it is the default place, whose directories we may
-// make.
+// The path of the file, "": there is to be none. Returns whether it is the default place, whose
+// directories we may make.
 static bool cache_path(char *path, size_t size) {
-    const char *chosen = getenv("PRETRAIN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *chosen = getenv("PRETRAIN_CACHE"), *xdg = getenv("XDG_CACHE_HOME"),
+               *home = getenv("HOME");
     const bool ours = !chosen || !*chosen;
     int length = 0;
     path[0] = 0;
     if (!ours && strcmp(chosen, "off") != 0)
         length = snprintf(path, size, "%s", chosen);
-    else if (ours && xdg && *xdg == '/') // a relative one is to be ignored (XDG Base Directory Specification)
+    else if (ours && xdg &&
+             *xdg == '/') // a relative one is to be ignored (XDG Base Directory Specification)
         length = snprintf(path, size, "%s/pretrain.cu/tuning", xdg);
     else if (ours && home && *home == '/')
         length = snprintf(path, size, "%s/.cache/pretrain.cu/tuning", home);
@@ -138,8 +145,9 @@ static void load_choices(void) {
     cache.foreign = damaged > 0 && damaged == lines;
     free(text);
     if (damaged > 0 && !cache.warned)
-        format_print(stderr, "%s: %d damaged line%s, edited or cut off; measured again where needed\n", path, damaged,
-                     format_plural(damaged));
+        format_print(stderr,
+                     "%s: %d damaged line%s, edited or cut off; measured again where needed\n",
+                     path, damaged, format_plural(damaged));
     cache.warned |= damaged > 0;
 }
 
@@ -155,7 +163,8 @@ static char *list_lines(bool used_only) {
     return text;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the calls
+// -------------------------------------------------------------------------------------------------
+// the calls
 
 bool choices_file_get(const char *key, void *value, size_t size) {
     if (!cache.loaded) load_choices();
@@ -163,7 +172,8 @@ bool choices_file_get(const char *key, void *value, size_t size) {
     if (!e) return false;
     const char *digits = e->line + e->key_length + 1;
     if (e->value_digits != 2 * size) return false;
-    for (size_t i = 0; i < size; i++) (void)sscanf(digits + 2 * i, "%2hhx", (unsigned char *)value + i);
+    for (size_t i = 0; i < size; i++)
+        (void)sscanf(digits + 2 * i, "%2hhx", (unsigned char *)value + i);
     e->used = true;
     return true;
 }
@@ -181,19 +191,22 @@ void choices_file_put(const char *key, const void *value, size_t size) {
     if (!e) return;
     e->used = true;
 
-    // Writes a new file next to the old one and renames it. On any failure the old file is unchanged.
+    // Writes a new file next to the old one and renames it. On any failure the old file is
+    // unchanged.
     char path[PATH_MAX], temporary[PATH_MAX + 8];
     const bool ours = cache_path(path, sizeof path);
     struct stat st;
     if (!*path || cache.unread) return;
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return; // PRETRAIN_CACHE=/dev/null must not replace the device
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
+        return; // PRETRAIN_CACHE=/dev/null must not replace the device
     char *directory = path_parent(path), *text = list_lines(false);
     if (ours) (void)directory_make(directory, NULL);
     snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
     const int fd = mkstemp(temporary);
     bool ok = fd >= 0 && file_write_all(fd, path, text, strlen(text), NULL);
     if (fd >= 0) ok = close(fd) == 0 && ok;
-    ok = ok && (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
+    ok = ok &&
+         (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
     if (fd >= 0 && (!ok || rename(temporary, path) != 0)) (void)unlink(temporary);
     free(directory);
     free(text);

@@ -14,13 +14,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// Some network file systems have no fsync for directories, and a directory that may be written may be unreadable; on
-// those nothing more can be done.
+// Some network file systems have no fsync for directories, and a directory that may be written may
+// be unreadable; on those nothing more can be done.
 bool directory_sync(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
-        return errno == EACCES ||
-               error_set(err, "%s: cannot open the directory: %s", path, path_reason(path, errno).text);
+        return errno == EACCES || error_set(err, "%s: cannot open the directory: %s", path,
+                                            path_reason(path, errno).text);
     bool ok = fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP;
     if (!ok) error_set(err, "%s: cannot flush the directory to disk: %s", path, strerror(errno));
     close(fd);
@@ -63,7 +63,9 @@ bool directory_make(const char *path, Error *err) {
 
     struct stat st;
     if (reason == 0 && stat(path, &st) == 0 && !S_ISDIR(st.st_mode)) reason = ENOTDIR;
-    if (reason != 0) return error_set(err, "%s: cannot make the directory: %s", path, path_reason(path, reason).text);
+    if (reason != 0)
+        return error_set(err, "%s: cannot make the directory: %s", path,
+                         path_reason(path, reason).text);
     return true;
 }
 
@@ -107,7 +109,8 @@ bool directory_check_writable(const char *path, Error *err) {
     if (ok && !write_probe(NULL, open(path, O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600))) {
         // Some file systems have no unnamed files; on one that has, this finds the reason.
         char *probe = path_join(path, ".tmp-probe");
-        ok = write_probe(probe, open(probe, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)) ||
+        ok = write_probe(
+                 probe, open(probe, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600)) ||
              error_set(err, "%s is not writable: %s", path, path_reason(probe, errno).text);
         free(probe);
     }
@@ -115,7 +118,9 @@ bool directory_check_writable(const char *path, Error *err) {
     return ok;
 }
 
-static int by_bytes(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+static int by_bytes(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
 
 void directory_sort_names(char **names, int count) {
     if (count > 0) qsort(names, (size_t)count, sizeof *names, by_bytes); // names of none are NULL
@@ -126,11 +131,14 @@ bool directory_list(const char *path, char ***names, int *count, Error *err) {
     *count = 0;
 
     DIR *dir = opendir(path);
-    if (!dir) return error_set(err, "%s: cannot open the directory: %s", path, path_reason(path, errno).text);
+    if (!dir)
+        return error_set(err, "%s: cannot open the directory: %s", path,
+                         path_reason(path, errno).text);
     errno = 0; // readdir reports only by errno whether it failed or reached the end
     for (struct dirent *entry; (entry = readdir(dir)); errno = 0) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) continue;
-        char **grown = realloc(*names, (size_t)(*count + 1) * sizeof **names), *name = strdup(entry->d_name);
+        char **grown = realloc(*names, (size_t)(*count + 1) * sizeof **names),
+             *name = strdup(entry->d_name);
         REQUIRE_MEMORY(grown && name, "the names in a directory");
         *names = grown;
         (*names)[(*count)++] = name;
@@ -163,24 +171,28 @@ bool directory_remove(const char *path, Error *err) {
     char **names;
     int count;
     if (is_link(path))
-        return unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+        return unlink(path) == 0 ||
+               error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
     if (!directory_list(path, &names, &count, err)) return false;
     bool ok = true;
     for (int i = 0; ok && i < count; i++) {
         char *entry = path_join(path, names[i]);
-        if (unlink(entry) != 0) ok = error_set(err, "%s: cannot remove: %s", entry, path_reason(entry, errno).text);
+        if (unlink(entry) != 0)
+            ok = error_set(err, "%s: cannot remove: %s", entry, path_reason(entry, errno).text);
         free(entry);
     }
     directory_list_free(names, count);
     if (ok && rmdir(path) != 0)
-        ok = error_set(err, "%s: cannot remove the directory: %s", path, path_reason(path, errno).text);
+        ok = error_set(err, "%s: cannot remove the directory: %s", path,
+                       path_reason(path, errno).text);
     return ok;
 }
 
 bool directory_merge(const char *from, const char *to, const char *key, bool key_first) {
     char **names;
     int count;
-    bool ok = (mkdir(to, 0755) == 0 || errno == EEXIST) && directory_list(from, &names, &count, NULL);
+    bool ok =
+        (mkdir(to, 0755) == 0 || errno == EEXIST) && directory_list(from, &names, &count, NULL);
     if (!ok) return false;
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; ok && i < count; i++) {

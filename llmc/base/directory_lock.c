@@ -18,13 +18,15 @@
 bool file_lock(int fd) {
     const struct timespec pause = {0, 50 * 1000 * 1000};
     for (int i = 0; i < 20; i++) {
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR)) return true;
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0 || (errno != EWOULDBLOCK && errno != EINTR))
+            return true;
         nanosleep(&pause, NULL);
     }
     return false;
 }
 
-// The beginning of what directory_hold writes, as far as it goes: a loss of power may leave less, or zeros.
+// The beginning of what directory_hold writes, as far as it goes: a loss of power may leave less,
+// or zeros.
 static bool is_own_lock(int fd) {
     static const char word[] = "process ";
     char head[sizeof word - 1] = "";
@@ -34,7 +36,8 @@ static bool is_own_lock(int fd) {
     return is_own;
 }
 
-// Whether a process writes the log of the directory: it holds a lock, too, which stays where .lock was removed.
+// Whether a process writes the log of the directory: it holds a lock, too, which stays where .lock
+// was removed.
 static bool log_is_held(const char *directory) {
     char *path = path_join(directory, "main.log");
     const int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
@@ -49,7 +52,8 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     struct stat found;
     char *path = path_join(directory, ".lock");
     *fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
-    bool ok = *fd >= 0 || error_set(err, "%s: cannot be opened: %s", path, path_reason(path, errno).text);
+    bool ok =
+        *fd >= 0 || error_set(err, "%s: cannot be opened: %s", path, path_reason(path, errno).text);
     if (ok && !file_lock(*fd)) {
         if (!is_own_lock(*fd) || pread(*fd, holder, sizeof holder - 1, 0) < 1)
             snprintf(holder, sizeof holder, "another process");
@@ -58,9 +62,12 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     } else if (ok && fstat(*fd, &found) == 0 && found.st_nlink == 0) {
         ok = error_set(err, "was just removed by a process that ended; start again");
     } else if (ok && !is_own_lock(*fd)) {
-        ok = error_set(err, "%s was not written by this program; move it away, or name another directory", path);
+        ok = error_set(
+            err, "%s was not written by this program; move it away, or name another directory",
+            path);
     } else if (ok && log_is_held(directory)) {
-        ok = error_set(err, "in use by another process, whose .lock was removed; wait until it ends, or name another "
+        ok = error_set(err, "in use by another process, whose .lock was removed; wait until it "
+                            "ends, or name another "
                             "directory");
     } else if (ok) {
         gethostname(host, sizeof host - 1);

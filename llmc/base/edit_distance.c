@@ -8,7 +8,9 @@
 #include <stdbool.h>
 #include <string.h>
 
-static bool same_letter(char a, char b) { return tolower((unsigned char)a) == tolower((unsigned char)b); }
+static bool same_letter(char a, char b) {
+    return tolower((unsigned char)a) == tolower((unsigned char)b);
+}
 
 int edit_distance(const char *a, const char *b) {
     const int n = (int)strlen(a), m = (int)strlen(b);
@@ -21,7 +23,8 @@ int edit_distance(const char *a, const char *b) {
             const int change = d[i - 1][j - 1] + !same_letter(a[i - 1], b[j - 1]);
             const int shift = (int)min_i64(d[i - 1][j], d[i][j - 1]) + 1;
             d[i][j] = (int)min_i64(change, shift);
-            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) && same_letter(a[i - 2], b[j - 1]);
+            bool swapped = i > 1 && j > 1 && same_letter(a[i - 1], b[j - 2]) &&
+                           same_letter(a[i - 2], b[j - 1]);
             if (swapped && d[i - 2][j - 2] + 1 < d[i][j]) d[i][j] = d[i - 2][j - 2] + 1;
         }
     }

@@ -90,7 +90,8 @@ FILE *text_open(char **text, size_t *bytes) {
     REQUIRE_MEMORY(t && *text, "a text");
     *t = (Text){text, bytes, 1};
     *bytes = 0;
-    FILE *stream = fopencookie(t, "w", (cookie_io_functions_t){.write = text_write, .close = text_close});
+    FILE *stream =
+        fopencookie(t, "w", (cookie_io_functions_t){.write = text_write, .close = text_close});
     REQUIRE_MEMORY(stream, "a text");
     return stream;
 }

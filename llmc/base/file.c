@@ -1,4 +1,5 @@
-// See file.h. Files are read by pread, never mapped: a file that shrinks while it is read gives a message, no SIGBUS.
+// See file.h. Files are read by pread, never mapped: a file that shrinks while it is read gives a
+// message, no SIGBUS.
 #include "llmc/base/file.h"
 
 #include "llmc/base/arithmetic.h"
@@ -21,10 +22,12 @@ int64_t file_size(int fd) {
 
 bool file_exists(const char *path) {
     struct stat st;
-    return stat(path, &st) == 0 || errno == EIO || errno == ESTALE || errno == EINTR || errno == ETIMEDOUT;
+    return stat(path, &st) == 0 || errno == EIO || errno == ESTALE || errno == EINTR ||
+           errno == ETIMEDOUT;
 }
 
-// O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain files.
+// O_NONBLOCK keeps a pipe without a writer from blocking the program; it has no effect on plain
+// files.
 int file_open(const char *path, int64_t *size, Error *err) {
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int reason = errno;
@@ -61,8 +64,9 @@ bool file_read_at(int fd, const char *path, int64_t offset, void *out, size_t n,
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) return error_set(err, "%s: cannot read: %s", path, strerror(errno));
         if (got == 0)
-            return error_set(err, "%s: the file ends at byte %lld, expected %zu bytes at offset %lld", path,
-                             (long long)offset + (long long)done, n, (long long)offset);
+            return error_set(err,
+                             "%s: the file ends at byte %lld, expected %zu bytes at offset %lld",
+                             path, (long long)offset + (long long)done, n, (long long)offset);
         done += (size_t)got;
     }
     return true;

@@ -21,7 +21,8 @@ static _Thread_local Error unread;
 
 static int on_unread(const char *directory, int reason) {
     if (reason == ENOENT || reason == ENOTDIR) return 0;
-    error_set(&unread, "%s: cannot read the directory: %s", directory, path_reason(directory, reason).text);
+    error_set(&unread, "%s: cannot read the directory: %s", directory,
+              path_reason(directory, reason).text);
     return 1;
 }
 
@@ -49,7 +50,8 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
     // glob recurses for each directory of the pattern, which may be longer than any stack.
     const size_t length = strlen(pattern);
     if (length > MAX_PATTERN)
-        return error_set(err, "a pattern of %zu bytes is longer than any path: at most %d", length, (int)MAX_PATTERN);
+        return error_set(err, "a pattern of %zu bytes is longer than any path: at most %d", length,
+                         (int)MAX_PATTERN);
 
     const bool name = file_exists(pattern);
     unread.text[0] = '\0';
@@ -64,7 +66,8 @@ bool files_match(const char *pattern, char ***names, int *count, Error *err) {
 
     if (status == GLOB_NOMATCH) return true;
     if (status == GLOB_ABORTED) return error_set(err, "%s", unread.text);
-    if (status != 0 || found.gl_pathc > INT32_MAX) return error_set(err, "%s: out of memory", pattern);
+    if (status != 0 || found.gl_pathc > INT32_MAX)
+        return error_set(err, "%s: out of memory", pattern);
 
     *names = malloc(found.gl_pathc * sizeof **names);
     REQUIRE_MEMORY(*names, "the names of files");

@@ -1,4 +1,5 @@
-// See foreign_file.h. The rows are tried in order: first bytes that no other kind has, then weaker marks, then names.
+// See foreign_file.h. The rows are tried in order: first bytes that no other kind has, then weaker
+// marks, then names.
 #include "llmc/base/foreign_file.h"
 
 #include "llmc/base/path.h"
@@ -18,7 +19,8 @@ typedef struct {
     size_t length, at;
     uint32_t word; // the first one of llm.c's files
     bool (*looks)(const char *head, size_t n);
-    const char *const *words; // one of which is first, in any case, after white space and a byte order mark; NULL ends
+    const char *const *words; // one of which is first, in any case, after white space and a byte
+                              // order mark; NULL ends
     const char *inside;       // anywhere in the head
     const char *name;         // a pattern for the last part of the path, in any case
 } Kind;
@@ -34,12 +36,13 @@ static bool begins_with_one(const char *head, size_t n, const char *const *words
     size_t at = n >= 3 && memcmp(head, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
     while (at < n && isspace((unsigned char)head[at])) at++;
     for (; *words; words++)
-        if (n - at >= strlen(*words) && strncasecmp(head + at, *words, strlen(*words)) == 0) return true;
+        if (n - at >= strlen(*words) && strncasecmp(head + at, *words, strlen(*words)) == 0)
+            return true;
     return false;
 }
 
-static const char *const web_page[] = {"<!doctype html", "<html", "<head", NULL}, *const xml[] = {"<?xml", NULL},
-                         *const json_begin[] = {"{", "[", NULL};
+static const char *const web_page[] = {"<!doctype html", "<html", "<head", NULL},
+                         *const xml[] = {"<?xml", NULL}, *const json_begin[] = {"{", "[", NULL};
 // Servers send these with status 403, 404 and 429; the last ones are Hugging Face's.
 static const char *const server_error[] = {"<Error>",
                                            "{\"error\":",
@@ -54,9 +57,12 @@ static const char *const server_error[] = {"<Error>",
                                            NULL};
 
 // The header's length in 8 bytes, then the header.
-static bool is_safetensors(const char *head, size_t n) { return n > 9 && head[8] == '{' && !head[6] && !head[7]; }
+static bool is_safetensors(const char *head, size_t n) {
+    return n > 9 && head[8] == '{' && !head[6] && !head[7];
+}
 
-// A ModelProto: a piece (field 1), which begins with its text (field 1) and its score (field 2, a float).
+// A ModelProto: a piece (field 1), which begins with its text (field 1) and its score (field 2, a
+// float).
 static bool is_sentencepiece(const char *head, size_t n) {
     const size_t score = n > 4 ? 4 + (size_t)(unsigned char)head[3] : n;
     return score < n && head[0] == '\n' && head[2] == '\n' && head[score] == 0x15;
@@ -64,17 +70,20 @@ static bool is_sentencepiece(const char *head, size_t n) {
 
 // Protocols 2 to 5; from 4 on a frame follows.
 static bool is_pickle(const char *head, size_t n) {
-    return n > 2 && head[0] == '\x80' && (head[1] == 2 || head[1] == 3 || ((head[1] & ~1) == 4 && head[2] == '\x95'));
+    return n > 2 && head[0] == '\x80' &&
+           (head[1] == 2 || head[1] == 3 || ((head[1] & ~1) == 4 && head[2] == '\x95'));
 }
 
 static bool has_riff_form(const char *head, size_t n) {
-    return n >= 12 && (!memcmp(head + 8, "WEBP", 4) || !memcmp(head + 8, "WAVE", 4) || !memcmp(head + 8, "AVI ", 4));
+    return n >= 12 && (!memcmp(head + 8, "WEBP", 4) || !memcmp(head + 8, "WAVE", 4) ||
+                       !memcmp(head + 8, "AVI ", 4));
 }
 
 // "IQ== 0": base64, a space and a number.
 static bool is_ranks(const char *head, size_t n) {
     size_t at = 0;
-    while (at < n && (isalnum((unsigned char)head[at]) || (head[at] && strchr("+/=", head[at])))) at++;
+    while (at < n && (isalnum((unsigned char)head[at]) || (head[at] && strchr("+/=", head[at]))))
+        at++;
     if (at < 4 || at % 4 != 0 || at + 1 >= n || head[at] != ' ') return false;
     while (++at < n && isdigit((unsigned char)head[at]))
         ;
@@ -95,11 +104,13 @@ static bool looks_like_text(const char *head, size_t n) {
 }
 
 // One text for each next step that several kinds have.
-#define FETCH    "fetch the file again"
-#define LOGIN    "fetch the file again; it may need a login or another address"
-#define UNPACK   "unpack it first"
-#define EXTRACT  "extract its text as UTF-8 first"
-#define WEIGHTS  "load it in Python and save it with save_pretrained(DIR, safe_serialization=True), then give DIR"
+#define FETCH   "fetch the file again"
+#define LOGIN   "fetch the file again; it may need a login or another address"
+#define UNPACK  "unpack it first"
+#define EXTRACT "extract its text as UTF-8 first"
+#define WEIGHTS                                                                                    \
+    "load it in Python and save it with save_pretrained(DIR, safe_serialization=True), then give " \
+    "DIR"
 #define HF_MODEL "give the Hugging Face directory of the model"
 #define TOKENS   "make shards of its text with data/prepare"
 #define UTF8     "convert it to UTF-8 without a byte order mark"
@@ -111,10 +122,12 @@ static const Kind kinds[] = {
     // The download brought something else.
     {{"a Git LFS pointer", "fetch the file itself with 'git lfs pull'", false},
      BEGINS("version https://git-lfs.github.com/spec/")},
-    {{"a git-annex pointer", "fetch the file itself with 'git annex get'", false}, BEGINS("/annex/objects/")},
+    {{"a git-annex pointer", "fetch the file itself with 'git annex get'", false},
+     BEGINS("/annex/objects/")},
     {{"an error message of a web server", LOGIN, true}, .words = server_error},
     {{"an error message of a web server", LOGIN, true}, .words = xml, .inside = "<Error>"},
-    {{"a web page (HTML)", "fetch the file itself; it may need a login or another address", true}, .words = web_page},
+    {{"a web page (HTML)", "fetch the file itself; it may need a login or another address", true},
+     .words = web_page},
 
     // llm.c's files and ours.
     {{"a token shard", "-i and -j read it", false}, .word = 20240520},
@@ -123,23 +136,29 @@ static const Kind kinds[] = {
     {{"an llm.c model", "-e reads it", false}, .word = 20240326},
     {{"an llm.c file for Llama 3", "only GPT-2 is read", false}, .word = 20240803},
     {{"an llm.c tokenizer", "--tokenizer reads it", false}, .word = 20240328},
-    {{"llm.c's debug state", "its model is the .bin without _debug_state in its name", false}, .word = 20240327},
-    {{"llm.c's optimizer state", "its model is the model_*.bin next to it", false}, .word = 20240527},
+    {{"llm.c's debug state", "its model is the .bin without _debug_state in its name", false},
+     .word = 20240327},
+    {{"llm.c's optimizer state", "its model is the model_*.bin next to it", false},
+     .word = 20240527},
 
     // Weights and what is saved with them.
-    {{"a safetensors file (weights)", "give -e the directory that holds it and its config.json", false},
+    {{"a safetensors file (weights)", "give -e the directory that holds it and its config.json",
+      false},
      .looks = is_safetensors},
     {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("PK\3\4"), .inside = "/data.pkl"},
     {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("PK\3\4"), .name = "*.@(pt|pth|ckpt|bin)"},
     {{"a PyTorch checkpoint", WEIGHTS, false}, BEGINS("\x80\2\x8A\nl\xFC\x9C\x46\xF9 j\xA8P\x19")},
-    {{"a Python pickle", "pickles are never read, because loading one runs its code", false}, .looks = is_pickle},
+    {{"a Python pickle", "pickles are never read, because loading one runs its code", false},
+     .looks = is_pickle},
     {{"GGUF weights", HF_MODEL, false}, BEGINS("GGUF")},
     {{"ggml weights", HF_MODEL, false}, BEGINS("lmgg")},
     {{"ggml weights", HF_MODEL, false}, BEGINS("tjgg")},
     {{"ggml weights", HF_MODEL, false}, BEGINS("fmgg")},
     {{"an HDF5 file", HF_MODEL ", or " EXTRACT, false}, BEGINS("\x89HDF\r\n\x1A\n")},
-    {{"a SentencePiece model", "only byte-level BPE, such as GPT-2's, is read", false}, .looks = is_sentencepiece},
-    {{"the merges of a vocabulary", "give the vocab.json (or encoder.json) next to it, or their directory", true},
+    {{"a SentencePiece model", "only byte-level BPE, such as GPT-2's, is read", false},
+     .looks = is_sentencepiece},
+    {{"the merges of a vocabulary",
+      "give the vocab.json (or encoder.json) next to it, or their directory", true},
      BEGINS("#version")},
 
     // Tokens, arrays, tables.
@@ -193,23 +212,26 @@ static const Kind kinds[] = {
     {{"text with a UTF-8 byte order mark", UTF8, true}, BEGINS("\xEF\xBB\xBF")},
 
     // Kinds that only their names tell.
-    {{"a TensorFlow checkpoint", HF_MODEL, false}, .name = "*.@(data-+([0-9])-of-+([0-9])|ckpt*.index|ckpt*.meta)"},
+    {{"a TensorFlow checkpoint", HF_MODEL, false},
+     .name = "*.@(data-+([0-9])-of-+([0-9])|ckpt*.index|ckpt*.meta)"},
     {{"Flax weights", HF_MODEL, false}, .name = "*.msgpack"},
     {{"an ONNX model", HF_MODEL, false}, .name = "*.onnx"},
     {{"a shard of MosaicML's streaming (MDS)", EXTRACT, false}, .name = "*.mds"},
     {{"TFRecord", EXTRACT, false}, .name = "*.tfrecord*"},
     {{"compressed by Brotli", UNPACK, false}, .name = "*.br"},
-    {{"a file that begins with zeros", "a copy or a download of it did not complete; " FETCH, false},
+    {{"a file that begins with zeros", "a copy or a download of it did not complete; " FETCH,
+      false},
      .looks = is_zeros},
 };
 
 // Files of no kind above that can be read as text.
-static const ForeignFile empty = {"an empty file", "fetch or make it again", false},
-                         ranks = {"the ranks of a tiktoken vocabulary", "--tokenizer reads it", true},
-                         json = {"JSON",
-                                 "-e takes the directory of a model, and data/prepare makes token shards of JSON lines",
-                                 true},
-                         text = {"text", "data/prepare makes token shards of text", true};
+static const ForeignFile
+    empty = {"an empty file", "fetch or make it again", false},
+    ranks = {"the ranks of a tiktoken vocabulary", "--tokenizer reads it", true},
+    json = {"JSON",
+            "-e takes the directory of a model, and data/prepare makes token shards of JSON lines",
+            true},
+    text = {"text", "data/prepare makes token shards of text", true};
 
 const ForeignFile *foreign_file_find(const char *path, const void *head, size_t bytes) {
     const char *name = path_name(path), *first = head;
@@ -218,7 +240,9 @@ const ForeignFile *foreign_file_find(const char *path, const void *head, size_t 
     if (bytes >= sizeof word) memcpy(&word, head, sizeof word);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
         const Kind *k = &kinds[i];
-        if (k->bytes && (bytes < k->at + k->length || memcmp(first + k->at, k->bytes, k->length) != 0)) continue;
+        if (k->bytes &&
+            (bytes < k->at + k->length || memcmp(first + k->at, k->bytes, k->length) != 0))
+            continue;
         if (k->word && word != k->word) continue;
         if (k->looks && !k->looks(first, bytes)) continue;
         if (k->words && !begins_with_one(first, bytes, k->words)) continue;
@@ -234,11 +258,13 @@ static bool refuse_kind(const ForeignFile *f, const char *expected, const char *
     return true;
 }
 
-bool foreign_file_check_text(const char *expected, const char *path, const void *head, size_t bytes, Error *err) {
+bool foreign_file_check_text(const char *expected, const char *path, const void *head, size_t bytes,
+                             Error *err) {
     return refuse_kind(foreign_file_find(path, head, bytes), expected, path, err);
 }
 
-bool foreign_file_check(const char *expected, const char *path, const void *head, size_t bytes, Error *err) {
+bool foreign_file_check(const char *expected, const char *path, const void *head, size_t bytes,
+                        Error *err) {
     const ForeignFile *f = foreign_file_find(path, head, bytes);
     if (!f && is_ranks(head, bytes)) f = &ranks;
     if (!f && looks_like_text(head, bytes)) {
@@ -248,7 +274,8 @@ bool foreign_file_check(const char *expected, const char *path, const void *head
     return refuse_kind(f, expected, path, err);
 }
 
-bool foreign_file_check_open(const char *expected, const char *path, int fd, bool reads_text, Error *err) {
+bool foreign_file_check_open(const char *expected, const char *path, int fd, bool reads_text,
+                             Error *err) {
     char head[FOREIGN_FILE_HEAD];
     const ssize_t n = pread(fd, head, sizeof head, 0);
     if (n < 0) return true;

@@ -15,7 +15,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-// ----------------------------------------------------------------------------------------------------------- numbers
+// -------------------------------------------------------------------------------------------------
+// numbers
 
 const char *format_fixed(double x, int width, int decimals, char *buf, int size) {
     if (!isfinite(x)) {
@@ -25,12 +26,15 @@ const char *format_fixed(double x, int width, int decimals, char *buf, int size)
         snprintf(buf, (size_t)size, "%*s", width, text);
         return buf;
     }
-    // Rounding can add a digit (9.99996 -> 10.0000), so print, and remove a decimal while the text is too wide.
-    while (snprintf(buf, (size_t)size, "%*.*f", width, decimals, x) > width && decimals > 0) decimals--;
+    // Rounding can add a digit (9.99996 -> 10.0000), so print, and remove a decimal while the text
+    // is too wide.
+    while (snprintf(buf, (size_t)size, "%*.*f", width, decimals, x) > width && decimals > 0)
+        decimals--;
     return buf;
 }
 
-// Divides x by `base` while it is at least `largest` (which would be printed as base); returns the number of divisions.
+// Divides x by `base` while it is at least `largest` (which would be printed as base); returns the
+// number of divisions.
 static int scale_down(double *x, double base, double largest, int units) {
     int unit = 0;
     while (fabs(*x) >= largest && unit < units - 1) {
@@ -102,7 +106,8 @@ const char *format_exact(double x, char *buf, int size) {
         snprintf(buf, (size_t)size, "%.0f", x);
         return buf;
     }
-    // 17 digits are always enough; often fewer are, and they read better (0.1 instead of 0.10000000000000001).
+    // 17 digits are always enough; often fewer are, and they read better (0.1 instead of
+    // 0.10000000000000001).
     for (int digits = 1; digits <= 17; digits++) {
         snprintf(buf, (size_t)size, "%.*g", digits, x);
         if (strtod(buf, NULL) == x) break;
@@ -110,7 +115,8 @@ const char *format_exact(double x, char *buf, int size) {
     return buf;
 }
 
-// -------------------------------------------------------------------------------------------------------------- text
+// -------------------------------------------------------------------------------------------------
+// text
 
 void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);
@@ -172,7 +178,8 @@ void format_print(FILE *out, const char *format, ...) {
     va_end(args);
 }
 
-// -------------------------------------------------------------------------------------------------------- progress bar
+// -------------------------------------------------------------------------------------------------
+// progress bar
 
 enum {
     DEFAULT_COLUMNS = 80,
@@ -183,7 +190,8 @@ enum {
 
 bool terminal_redraws(int fd) {
     const char *term = getenv("TERM"), *ci = getenv("CI");
-    return isatty(fd) == 1 && !(term && strcmp(term, "dumb") == 0) && !(ci && *ci) && !getenv("JPY_PARENT_PID");
+    return isatty(fd) == 1 && !(term && strcmp(term, "dumb") == 0) && !(ci && *ci) &&
+           !getenv("JPY_PARENT_PID");
 }
 
 int terminal_width(void) {
@@ -204,8 +212,8 @@ bool terminal_is_utf8(void) {
     return false;
 }
 
-const char *progress_render(double fraction, const char *left, const char *right, int width, bool utf8, char *buf,
-                            int size) {
+const char *progress_render(double fraction, const char *left, const char *right, int width,
+                            bool utf8, char *buf, int size) {
     static const char *const BLOCKS[EIGHTHS + 1] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
     fraction = fmin(fmax(fraction, 0.0), 1.0); // nan becomes 0
     char percent[16];
@@ -221,7 +229,8 @@ const char *progress_render(double fraction, const char *left, const char *right
         return buf;
     }
     char bar[3 * LONGEST_BAR + 1], *p = bar; // a block is 3 bytes
-    const int cells = (int)min_i64(room, LONGEST_BAR), filled = (int)floor(fraction * cells * EIGHTHS);
+    const int cells = (int)min_i64(room, LONGEST_BAR),
+              filled = (int)floor(fraction * cells * EIGHTHS);
     for (int i = 0; i < cells; i++) {
         const int eighths = (int)min_i64(max_i64(filled - i * EIGHTHS, 0), EIGHTHS);
         const char *cell = BLOCKS[eighths];
@@ -229,6 +238,7 @@ const char *progress_render(double fraction, const char *left, const char *right
         if (!utf8 && eighths == EIGHTHS) cell = "#";
         p = stpcpy(p, cell);
     }
-    snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, with_right ? " | " : "", with_right ? right : "");
+    snprintf(buf, (size_t)size, "%s [%s] %s%s%s", left, bar, percent, with_right ? " | " : "",
+             with_right ? right : "");
     return buf;
 }

@@ -14,7 +14,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-// When cJSON runs out of memory it reports the text as invalid JSON, and a checkpoint would seem damaged.
+// When cJSON runs out of memory it reports the text as invalid JSON, and a checkpoint would seem
+// damaged.
 static void *allocate_or_end(size_t bytes) {
     void *p = malloc(bytes);
     REQUIRE_MEMORY(p, "JSON");
@@ -26,7 +27,8 @@ __attribute__((constructor)) static void set_allocation(void) {
 }
 
 cJSON *json_parse(const char *text, size_t bytes, Error *err) {
-    const char *end = text + bytes, *valid = (const char *)utf8_error((const void *)text, (const void *)end);
+    const char *end = text + bytes,
+               *valid = (const char *)utf8_error((const void *)text, (const void *)end);
     if (valid < end) {
         error_set(err, "not valid JSON: byte %td of %zu is not UTF-8", valid - text, bytes);
         return NULL;
@@ -39,7 +41,8 @@ cJSON *json_parse(const char *text, size_t bytes, Error *err) {
     }
     while (end < text + bytes && strchr(" \t\r\n", *end) && *end != '\0') end++;
     if (end < text + bytes)
-        error_set(err, "bytes after the JSON value, which ends at byte %td of %zu", end - text, bytes);
+        error_set(err, "bytes after the JSON value, which ends at byte %td of %zu", end - text,
+                  bytes);
     else if (!cJSON_IsObject(root))
         error_set(err, "the JSON value is not an object");
     else
@@ -76,7 +79,8 @@ bool json_check_seal(const char *text, size_t bytes, Error *err) {
     char seal[JSON_SEAL_BYTES + 1];
     json_make_seal(seal, text, body);
     if (!(bytes >= JSON_SEAL_BYTES && memcmp(text + body, seal, JSON_SEAL_BYTES) == 0))
-        return error_set(err, "damaged: its bytes have the checksum %016llx, but it ends with another",
+        return error_set(err,
+                         "damaged: its bytes have the checksum %016llx, but it ends with another",
                          (unsigned long long)XXH3_64bits(text, body));
     return true;
 }
@@ -132,14 +136,17 @@ bool json_check_keys(const cJSON *object, const char *const *known, Error *err) 
     for (const cJSON *child = object->child; child; child = child->next) {
         int i = 0;
         while (known[i] && strcmp(known[i], child->string) != 0) i++;
-        if (!known[i]) return error_set(err, "\"%.64s\" is not a field that this version knows", child->string);
+        if (!known[i])
+            return error_set(err, "\"%.64s\" is not a field that this version knows",
+                             child->string);
     }
     return true;
 }
 
 static bool mismatch(const cJSON *item, const char *key, const char *expected, Error *err) {
     char found[64];
-    return error_set(err, "\"%s\" is %s, expected %s", key, json_describe(item, found, sizeof found), expected);
+    return error_set(err, "\"%s\" is %s, expected %s", key,
+                     json_describe(item, found, sizeof found), expected);
 }
 
 bool json_int_value(const cJSON *item, int64_t min, int64_t max, int64_t *value) {
@@ -179,7 +186,8 @@ const char *json_format_double(double value, int digits, char *buf, size_t size)
     return buf;
 }
 
-bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *value, Error *err) {
+bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max, int64_t *value,
+                  Error *err) {
     const cJSON *item;
     if (!json_find(object, key, &item, err)) return false;
     if (json_int_value(item, min, max, value)) return true;
@@ -187,7 +195,8 @@ bool json_get_int(const cJSON *object, const char *key, int64_t min, int64_t max
     if (min == max)
         snprintf(expected, sizeof expected, "%lld", (long long)min);
     else
-        snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min, (long long)max);
+        snprintf(expected, sizeof expected, "an integer from %lld to %lld", (long long)min,
+                 (long long)max);
     return mismatch(item, key, expected, err);
 }
 
@@ -212,7 +221,8 @@ bool json_get_object(const cJSON *object, const char *key, const cJSON **value, 
     return true;
 }
 
-bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value, Error *err) {
+bool json_get_array(const cJSON *object, const char *key, int length, const cJSON **value,
+                    Error *err) {
     if (!json_find(object, key, value, err)) return false;
     if (!cJSON_IsArray(*value)) return mismatch(*value, key, "an array", err);
     int found = cJSON_GetArraySize(*value);

@@ -18,13 +18,15 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------------- this process
+// -------------------------------------------------------------------------------------------------
+// this process
 
-// THREAD_STACK is what Linux usually gives. The main thread of a run needs 80 KiB; only the system can enlarge its
-// stack.
+// THREAD_STACK is what Linux usually gives. The main thread of a run needs 80 KiB; only the system
+// can enlarge its stack.
 enum { THREAD_STACK = 8 << 20, SMALLEST_STACK = 192 << 10 };
 
-// Raises a soft limit to `wanted` (RLIM_INFINITY: as far as possible), beyond the hard one if that is permitted.
+// Raises a soft limit to `wanted` (RLIM_INFINITY: as far as possible), beyond the hard one if that
+// is permitted.
 static rlim_t raise_limit(unsigned resource, rlim_t wanted) {
     struct rlimit limit;
     if (getrlimit(resource, &limit) != 0) return RLIM_INFINITY;
@@ -39,8 +41,8 @@ static rlim_t raise_limit(unsigned resource, rlim_t wanted) {
 }
 
 void limits_start(void) {
-    // Opens /dev/null in place of any of stdin, stdout and stderr that is closed. Otherwise the next file to be opened
-    // would get its number, and the lines meant for the terminal.
+    // Opens /dev/null in place of any of stdin, stdout and stderr that is closed. Otherwise the
+    // next file to be opened would get its number, and the lines meant for the terminal.
     int fd;
     do fd = open("/dev/null", O_RDWR); // the lowest free number
     while (fd >= 0 && fd <= STDERR_FILENO);
@@ -51,13 +53,15 @@ void limits_start(void) {
     raise_limit(RLIMIT_NOFILE, RLIM_INFINITY); // each shard is an open file
     pthread_attr_t attributes;
     if (pthread_attr_init(&attributes) == 0) {
-        if (pthread_attr_setstacksize(&attributes, THREAD_STACK) == 0) pthread_setattr_default_np(&attributes);
+        if (pthread_attr_setstacksize(&attributes, THREAD_STACK) == 0)
+            pthread_setattr_default_np(&attributes);
         pthread_attr_destroy(&attributes);
     }
     const rlim_t stack = raise_limit(RLIMIT_STACK, THREAD_STACK);
     if (stack >= SMALLEST_STACK) return;
     fprintf(stderr,
-            "%s: the stack is limited to %ju bytes, expected at least %d; ulimit -s %d in this shell, or in one "
+            "%s: the stack is limited to %ju bytes, expected at least %d; ulimit -s %d in this "
+            "shell, or in one "
             "without the limit, sets more\n",
             program_invocation_name, (uintmax_t)stack, SMALLEST_STACK, THREAD_STACK >> 10);
     exit(EXIT_RUN_FAILED);
@@ -97,14 +101,17 @@ const char *limits_of_memory(void) {
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------------------- threads
+// -------------------------------------------------------------------------------------------------
+// threads
 
 bool limits_thread_failed(const char *what, int error, Error *err) {
     char processes[40], space[40];
     return error_set(err,
-                     "cannot start %s: %s; limits of this process: %s processes and threads (ulimit -u), %s of address "
+                     "cannot start %s: %s; limits of this process: %s processes and threads "
+                     "(ulimit -u), %s of address "
                      "space (ulimit -v); raise them, or use fewer --threads",
-                     what, strerror(error), limit_text(RLIMIT_NPROC, "", processes, sizeof processes),
+                     what, strerror(error),
+                     limit_text(RLIMIT_NPROC, "", processes, sizeof processes),
                      limit_text(RLIMIT_AS, " bytes", space, sizeof space));
 }
 
@@ -120,7 +127,9 @@ bool limits_check_threads(int count, Error *err) {
     REQUIRE_MEMORY(threads, "%d threads", count);
     int started = 0, status = 0;
     pthread_mutex_lock(&gate);
-    while (started < count && (status = pthread_create(&threads[started], NULL, wait_at_gate, &gate)) == 0) started++;
+    while (started < count &&
+           (status = pthread_create(&threads[started], NULL, wait_at_gate, &gate)) == 0)
+        started++;
     pthread_mutex_unlock(&gate);
     for (int i = 0; i < started; i++) pthread_join(threads[i], NULL);
     free(threads);
@@ -130,7 +139,8 @@ bool limits_check_threads(int count, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ control groups
+// -------------------------------------------------------------------------------------------------
+// control groups
 
 bool limits_read_number(const char *path, const char *key, uint64_t *value) {
     FILE *f = fopen(path, "re");
@@ -144,8 +154,10 @@ bool limits_read_number(const char *path, const char *key, uint64_t *value) {
     return found;
 }
 
-// Lines of /proc/self/cgroup: "0::/path" (version 2), "4:memory:/path" or "4:cpu,memory:/path" (version 1).
-void limits_visit_groups(const char *root, const char *controller, GroupVisitor *visit, void *context) {
+// Lines of /proc/self/cgroup: "0::/path" (version 2), "4:memory:/path" or "4:cpu,memory:/path"
+// (version 1).
+void limits_visit_groups(const char *root, const char *controller, GroupVisitor *visit,
+                         void *context) {
     char path[PATH_MAX], mount[PATH_MAX], line[PATH_MAX];
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");
@@ -158,11 +170,14 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
         *group++ = '\0';
         const bool is_second = *++controllers == '\0';
         bool has_it = is_second;
-        for (char *name = strtok_r(controllers, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+        for (char *name = strtok_r(controllers, ",", &rest); name;
+             name = strtok_r(NULL, ",", &rest))
             has_it |= strcmp(name, controller) == 0;
         if (!has_it) continue;
-        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, is_second ? "" : "/", is_second ? "" : controller);
-        for (bool is_top = false; !is_top;) { // the group and all its ancestors, from "/a/b" up to ""
+        snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, is_second ? "" : "/",
+                 is_second ? "" : controller);
+        for (bool is_top = false;
+             !is_top;) { // the group and all its ancestors, from "/a/b" up to ""
             char directory[PATH_MAX], *slash = strrchr(group, '/');
             is_top = !slash || slash[1] == '\0';
             if (is_top) *group = '\0';
@@ -174,10 +189,11 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
     fclose(f);
 }
 
-// ---------------------------------------------------------------------------------------------------------- processors
+// -------------------------------------------------------------------------------------------------
+// processors
 
-// Lowers *context, a quota in processors, to that of one group. Version 2: "50000 100000" or "max 100000" in one file;
-// version 1: quota (-1: none) and period in two.
+// Lowers *context, a quota in processors, to that of one group. Version 2: "50000 100000" or "max
+// 100000" in one file; version 1: quota (-1: none) and period in two.
 static void apply_quota(void *context, const char *directory, int version) {
     double *least = context;
     char path[PATH_MAX + 32];
@@ -202,7 +218,8 @@ double limits_quota(const char *root) {
 
 int limits_processors(void) {
     cpu_set_t mask;
-    const int online = (int)sysconf(_SC_NPROCESSORS_ONLN); // where there are more than a mask can name
+    // where there are more than a mask can name
+    const int online = (int)sysconf(_SC_NPROCESSORS_ONLN);
     const int allowed = sched_getaffinity(0, sizeof mask, &mask) == 0 ? CPU_COUNT(&mask) : online;
     return (int)fmax(1.0, fmin(allowed, ceil(limits_quota(""))));
 }

@@ -1,5 +1,5 @@
-// See output.h. Both are streams of the C library (fopencookie) whose one function writes what the reader takes at
-// once, and waits in steps in which it sees a signal that came to another thread.
+// See output.h. Both are streams of the C library (fopencookie) whose one function writes what the
+// reader takes at once, and waits in steps in which it sees a signal that came to another thread.
 #include "llmc/base/output.h"
 
 #include <errno.h>
@@ -15,7 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// HURRY_MS: what a reader that is merely slow may take for the last lines of a run that a signal ends.
+// HURRY_MS: what a reader that is merely slow may take for the last lines of a run that a signal
+// ends.
 enum { WAIT_MS = 100, HURRY_MS = 1000 };
 
 typedef struct {
@@ -48,13 +49,15 @@ static ssize_t output_write(void *cookie, const char *data, size_t n) {
     for (size_t done = 0; done < n;) {
         const ssize_t taken = write_now(o, data + done, n - done);
         if (taken > 0) done += (size_t)taken;
-        if (taken == 0 || (taken < 0 && errno != EAGAIN && errno != EINTR)) return 0; // an error of the stream
+        if (taken == 0 || (taken < 0 && errno != EAGAIN && errno != EINTR))
+            return 0; // an error of the stream
         if (taken > 0) continue;
         double limit = limit_ms;
         if (in_hurry) limit = fmin(HURRY_MS, limit);
         o->is_stuck = waited_ms >= limit;
         if (o->is_stuck) break;
-        if (poll(&(struct pollfd){.fd = o->fd, .events = POLLOUT}, 1, WAIT_MS) <= 0) waited_ms += WAIT_MS;
+        if (poll(&(struct pollfd){.fd = o->fd, .events = POLLOUT}, 1, WAIT_MS) <= 0)
+            waited_ms += WAIT_MS;
     }
     return (ssize_t)n;
 }
@@ -63,15 +66,16 @@ void output_start(void) {
     const cookie_io_functions_t functions = {.write = output_write};
     for (int i = 0; i < 2; i++) {
 
-        // A second description of the same pipe or terminal, whose O_NONBLOCK is ours alone; else the first. A file
-        // would be written from its beginning, and a socket cannot be opened.
+        // A second description of the same pipe or terminal, whose O_NONBLOCK is ours alone; else
+        // the first. A file would be written from its beginning, and a socket cannot be opened.
         Output *o = &outputs[i];
         struct stat st;
         char path[40];
         int own = -1;
         if (fstat(o->fd, &st) == 0) {
             snprintf(path, sizeof path, "/proc/self/fd/%d", o->fd);
-            if (S_ISFIFO(st.st_mode) || isatty(o->fd)) own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+            if (S_ISFIFO(st.st_mode) || isatty(o->fd))
+                own = open(path, O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
             o->is_socket = S_ISSOCK(st.st_mode);
             if (own >= 0) o->fd = own;
         }
@@ -90,6 +94,7 @@ void output_limit_wait(double seconds) { limit_ms = 1e3 * seconds; }
 void output_hurry(void) { in_hurry = 1; }
 
 void output_report(const char *text) {
-    const ssize_t ignored = write_now(&outputs[1], text, strlen(text)); // a closed stderr cannot be helped here
+    // a closed stderr cannot be helped here
+    const ssize_t ignored = write_now(&outputs[1], text, strlen(text));
     (void)ignored;
 }

@@ -23,11 +23,13 @@ void own_file_mark_header(int32_t header[OWN_FILE_HEADER_INTS]) {
     memcpy(header + OWN_FILE_HEADER_INTS - 3, mark, sizeof mark);
 }
 
-// Whether the plain file has the mark, or zeros in its first `zeros` bytes (or all of it, where it is shorter).
+// Whether the plain file has the mark, or zeros in its first `zeros` bytes (or all of it, where it
+// is shorter).
 static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) {
     char *head = malloc(OWN_FILE_MARK_BYTES);
     REQUIRE_MEMORY(head, "the beginning of a file");
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe of this name must not hold us up
+    // a pipe of this name must not hold us up
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int64_t size = -1;
     int unread = 0; // a directory or a pipe is not ours, nor is a dangling link
     if (fd < 0 && errno != ENOENT) unread = errno;
@@ -46,24 +48,29 @@ static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) 
     return is_ours;
 }
 
-bool own_file_is(const char *path, const char *mark) { return has_mark_or_zeros(path, mark, OWN_FILE_MARK_BYTES); }
+bool own_file_is(const char *path, const char *mark) {
+    return has_mark_or_zeros(path, mark, OWN_FILE_MARK_BYTES);
+}
 
 bool own_file_move_aside(const char *path, const char *why, int unread, Error *err) {
     char *aside = NULL;
     bool ok;
-    if (unread != 0) return error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
+    if (unread != 0)
+        return error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
     do {
         free(aside);
         aside = path_unused(path);
         ok = renameat2(AT_FDCWD, path, AT_FDCWD, aside, RENAME_NOREPLACE) == 0;
-        // Without RENAME_NOREPLACE, or in the lower layer of an overlay: the name was unused a moment ago.
+        // Without RENAME_NOREPLACE, or in the lower layer of an overlay: the name was unused a
+        // moment ago.
         if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EXDEV))
             ok = directory_move(path, aside, NULL);
     } while (!ok && errno == EEXIST); // another process took that name
     if (ok)
         format_print(stderr, "%s %s; it was renamed to %s\n", path, why, aside);
     else
-        error_set(err, "%s %s, and cannot be renamed: %s", path, why, path_reason(path, errno).text);
+        error_set(err, "%s %s, and cannot be renamed: %s", path, why,
+                  path_reason(path, errno).text);
     free(aside);
     return ok;
 }
@@ -74,7 +81,8 @@ bool own_file_make_way(const char *path, const char *mark, Error *err) {
     const bool exists = stat(path, &st) == 0;
     if (exists && !S_ISREG(st.st_mode)) return true;
     if (!exists && lstat(path, &st) != 0) return true;
-    if (!own_file_is(path, mark)) return own_file_move_aside(path, "was not written by this program", errno, err);
+    if (!own_file_is(path, mark))
+        return own_file_move_aside(path, "was not written by this program", errno, err);
     return true;
 }
 
@@ -84,7 +92,8 @@ bool own_file_commit(AtomicFile *f, const char *path, const char *mark, Error *e
     return false;
 }
 
-bool own_file_write(const char *path, const char *mark, const void *data, size_t bytes, Error *err) {
+bool own_file_write(const char *path, const char *mark, const void *data, size_t bytes,
+                    Error *err) {
     AtomicFile *f = atomic_file_create(path, err);
     if (!f) return false;
     atomic_file_write(f, data, bytes, err); // commit reports a failure
@@ -99,10 +108,12 @@ static bool is_of_kind(const char *name, const OwnFileKind *kind) {
     if (strncmp(name, kind->name, n) != 0) return false;
     if (name[n] == '\0') return true;
     const char *pid = name + n + prefix;
-    return strncmp(name + n, ".tmp-", prefix) == 0 && *pid != '\0' && pid[strspn(pid, "0123456789")] == '\0';
+    return strncmp(name + n, ".tmp-", prefix) == 0 && *pid != '\0' &&
+           pid[strspn(pid, "0123456789")] == '\0';
 }
 
-bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count, bool by_name, Error *err) {
+bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count, bool by_name,
+                      Error *err) {
     char **names;
     int found, unread = 0;
     bool ok = directory_list(directory, &names, &found, err);

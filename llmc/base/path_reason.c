@@ -25,7 +25,8 @@ const char *path_kind(mode_t mode) {
     return "a device";
 }
 
-__attribute__((format(printf, 2, 3))) static bool append_part(PathReason *r, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static bool append_part(PathReason *r, const char *format,
+                                                              ...) {
     va_list args;
     const size_t n = strlen(r->text);
     va_start(args, format);
@@ -40,16 +41,20 @@ static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
     if (lstat(prefix, &link) != 0)
         return errno == ENOENT && !is_last && append_part(r, ": there is no '%.*s'", SHOWN, prefix);
     if (stat(prefix, &st) != 0) {
-        if (errno == ELOOP) return append_part(r, ": '%.*s' is a link that leads back to itself", SHOWN, prefix);
+        if (errno == ELOOP)
+            return append_part(r, ": '%.*s' is a link that leads back to itself", SHOWN, prefix);
         if (errno != ENOENT) return false;
         char target[SHOWN + 1];
         const ssize_t n = readlink(prefix, target, sizeof target - 1);
         target[max_i64(n, 0)] = '\0';
-        return append_part(r, ": '%.*s' is a link to '%s', which does not exist", SHOWN, prefix, target);
+        return append_part(r, ": '%.*s' is a link to '%s', which does not exist", SHOWN, prefix,
+                           target);
     }
     if (is_last) return false;
-    if (!S_ISDIR(st.st_mode)) return append_part(r, ": '%.*s' is %s", SHOWN, prefix, path_kind(st.st_mode));
-    return access(prefix, X_OK) != 0 && append_part(r, ": '%.*s' may not be entered", SHOWN, prefix);
+    if (!S_ISDIR(st.st_mode))
+        return append_part(r, ": '%.*s' is %s", SHOWN, prefix, path_kind(st.st_mode));
+    return access(prefix, X_OK) != 0 &&
+           append_part(r, ": '%.*s' may not be entered", SHOWN, prefix);
 }
 
 PathReason path_reason(const char *path, int reason) {
@@ -60,8 +65,10 @@ PathReason path_reason(const char *path, int reason) {
         append_part(&r, ": the path has %zu bytes, expected less than %d", strlen(path), PATH_MAX);
     } else if (reason == ENAMETOOLONG) {
         const char *name = path;
-        while (*name && strcspn(name, "/") <= NAME_MAX) name += strcspn(name, "/") + (name[strcspn(name, "/")] == '/');
-        append_part(&r, ": the name '%.32s...' has %zu bytes, expected at most %d", name, strcspn(name, "/"), NAME_MAX);
+        while (*name && strcspn(name, "/") <= NAME_MAX)
+            name += strcspn(name, "/") + (name[strcspn(name, "/")] == '/');
+        append_part(&r, ": the name '%.32s...' has %zu bytes, expected at most %d", name,
+                    strcspn(name, "/"), NAME_MAX);
     }
 
     if (reason != ENOENT && reason != ENOTDIR && reason != EACCES && reason != ELOOP) return r;
@@ -81,13 +88,15 @@ PathReason path_reason(const char *path, int reason) {
         p += slashes;
     }
 
-    if (!found && reason == ELOOP) append_part(&r, ": it is a link, and nothing is written through links");
+    if (!found && reason == ELOOP)
+        append_part(&r, ": it is a link, and nothing is written through links");
     // Every part could be entered: it is the file itself, or the directory that should get it.
     if (!found && reason == EACCES && (access(prefix, F_OK) != 0 || access(prefix, R_OK) == 0)) {
         char *slash = strrchr(prefix, '/');
         const char *directory = slash ? prefix : ".";
         if (slash) slash[slash == prefix] = '\0';
-        if (access(directory, W_OK) != 0) append_part(&r, ": '%.*s' may not be written", SHOWN, directory);
+        if (access(directory, W_OK) != 0)
+            append_part(&r, ": '%.*s' may not be written", SHOWN, directory);
     }
 
     free(prefix);
@@ -96,7 +105,8 @@ PathReason path_reason(const char *path, int reason) {
 }
 
 PathReason path_pattern_reason(const char *pattern) {
-    const size_t fixed = strcspn(pattern, "*?["); // only the directories before the first pattern have one name
+    // only the directories before the first pattern have one name
+    const size_t fixed = strcspn(pattern, "*?[");
     char *path = strndup(pattern, fixed + strcspn(pattern + fixed, "/"));
     REQUIRE_MEMORY(path, "a path");
     PathReason r = path_reason(path, ENOENT);

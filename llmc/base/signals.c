@@ -1,6 +1,6 @@
-// See signals.h. The handler only sets flags and writes one fixed line (async-signal-safe calls); the loop checks
-// signals_pending between micro-steps. System calls that a signal interrupts are restarted, so neither file writes nor
-// reads see EINTR because of us.
+// See signals.h. The handler only sets flags and writes one fixed line (async-signal-safe calls);
+// the loop checks signals_pending between micro-steps. System calls that a signal interrupts are
+// restarted, so neither file writes nor reads see EINTR because of us.
 #include "llmc/base/signals.h"
 
 #include "llmc/base/output.h"
@@ -35,8 +35,8 @@ static void on_signal(int signal_number) {
     if (!pending) pending = signal_number;
     output_hurry(); // the save does not wait for whoever reads our lines
     if (again) {
-        // The default action, so that the exit status tells the shell that SIGINT ended the program. The signal is
-        // blocked while its handler runs and takes effect on return.
+        // The default action, so that the exit status tells the shell that SIGINT ended the
+        // program. The signal is blocked while its handler runs and takes effect on return.
         signal(SIGINT, SIG_DFL);
         raise(SIGINT);
     } else if (is_news) {
@@ -68,7 +68,8 @@ void signals_install(void) {
         .sa_handler = on_signal, .sa_mask = all_caught(), .sa_flags = SA_RESTART | SA_ONSTACK};
     for (size_t i = 0; i < sizeof caught / sizeof *caught; i++) {
         struct sigaction before; // under nohup we start with SIGHUP ignored, and it stays so
-        const bool ignored = sigaction(caught[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
+        const bool ignored =
+            sigaction(caught[i].number, NULL, &before) == 0 && before.sa_handler == SIG_IGN;
         if (caught[i].number != SIGHUP || !ignored) sigaction(caught[i].number, &action, NULL);
     }
 

@@ -18,7 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
-// ------------------------------------------------------------------------------------------------------------- quoting
+// -------------------------------------------------------------------------------------------------
+// quoting
 
 QuotedPath path_quoted(const char *path) {
     static char texts[QUOTED_PATHS][4 * PATH_MAX + 8];
@@ -54,7 +55,8 @@ QuotedPath path_quoted(const char *path) {
     return (QuotedPath){text};
 }
 
-// ------------------------------------------------------------------------------------------------------------ patterns
+// -------------------------------------------------------------------------------------------------
+// patterns
 
 static const char WILDCARDS[] = "*?[\\";
 
@@ -85,13 +87,15 @@ char *path_numbered(const char *path) {
     const char *digits = end;
     while (digits > name && isdigit((unsigned char)digits[-1])) digits--;
     if (digits == end || digits == name || !strchr("_-.", digits[-1])) return path_escaped(path);
-    char *pattern = new_pattern(strlen(path)), *out = escape(pattern, path, (size_t)(digits - path));
+    char *pattern = new_pattern(strlen(path)),
+         *out = escape(pattern, path, (size_t)(digits - path));
     *out++ = '*';
     escape(out, end, strlen(end));
     return pattern;
 }
 
-// --------------------------------------------------------------------------------------------------------- directories
+// -------------------------------------------------------------------------------------------------
+// directories
 
 char *path_from_home(const char *path) {
     const size_t name = strcspn(path, "/");
@@ -150,7 +154,8 @@ char *path_typed_in(const char *directory, const char *pattern) {
     return there;
 }
 
-// --------------------------------------------------------------------------------------------------------------- tools
+// -------------------------------------------------------------------------------------------------
+// tools
 
 QuotedPath path_of_tool(const char *name) {
     char path[PATH_MAX], program[PATH_MAX / 2];

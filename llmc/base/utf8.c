@@ -1,5 +1,6 @@
-// UTF-8, see utf8.h. For streams it uses the table of RFC 3629, section 4 (no overlong forms, no surrogates, nothing
-// above U+10FFFF), only to decide whether an unfinished character can still be completed.
+// UTF-8, see utf8.h. For streams it uses the table of RFC 3629, section 4 (no overlong forms, no
+// surrogates, nothing above U+10FFFF), only to decide whether an unfinished character can still be
+// completed.
 #include "llmc/base/utf8.h"
 
 #include <stdbool.h>
@@ -42,7 +43,8 @@ int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out)
     if (n > 0) memcpy(out + s->count, bytes, (size_t)n);
     n += s->count;
     s->count = 0;
-    // No byte that begins a character occurs inside another one, so at most one of these suffixes is unfinished.
+    // No byte that begins a character occurs inside another one, so at most one of these suffixes
+    // is unfinished.
     for (int k = 1; k <= UTF8_MOST_HELD && k <= n; k++)
         if (is_unfinished((const unsigned char *)out + n - k, k)) s->count = k;
     memcpy(s->held, out + n - s->count, (size_t)s->count);
@@ -59,8 +61,10 @@ int64_t utf8_stream_end(Utf8Stream *s, char *out) {
 int utf8_visible_length(const char *text, size_t n) {
     const unsigned char c = (unsigned char)text[0];
     const int length = utf8_length(text, n);
-    // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 .. C2 9F
-    const bool control = c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[1] < 0xA0);
+    // U+0080..U+009F are control characters too (0x9B is "escape [" in one byte); UTF-8: C2 80 ..
+    // C2 9F
+    const bool control =
+        c < 0x20 || c == 0x7F || (c == 0xC2 && length == 2 && (unsigned char)text[1] < 0xA0);
     if (control) return 0;
     return length;
 }

@@ -1,12 +1,13 @@
-// UTF-8, decoded one character at a time, for text that may contain anything: malformed bytes are detected, and never
-// read past. Text that arrives in pieces which ignore character boundaries, such as tokens, is passed on in whole
-// characters. What is printed is UTF-8 whatever it was: utf8_visible.
+// UTF-8, decoded one character at a time, for text that may contain anything: malformed bytes are
+// detected, and never read past. Text that arrives in pieces which ignore character boundaries,
+// such as tokens, is passed on in whole characters. What is printed is UTF-8 whatever it was:
+// utf8_visible.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
-// The character at p, of n >= 1 bytes: its length in bytes, or 0 if no well-formed sequence begins there (Unicode 15,
-// table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
+// The character at p, of n >= 1 bytes: its length in bytes, or 0 if no well-formed sequence begins
+// there (Unicode 15, table 3-7: no overlong forms, no surrogates, nothing above U+10FFFF).
 static inline int utf8_decode(const unsigned char *p, int64_t n, uint32_t *code_point) {
     unsigned char lead = p[0];
     if (lead < 0x80) {
@@ -45,9 +46,9 @@ static inline int utf8_length(const char *text, size_t n) {
 // The first byte before end that is not UTF-8; end if there is none.
 const unsigned char *utf8_error(const unsigned char *p, const unsigned char *end);
 
-// For text that arrives in pieces. A character whose bytes are spread over several pieces is held back until it is
-// complete; bytes that are not UTF-8 are passed on as soon as that is certain. Nothing is ever lost, changed or
-// reordered. Allocates nothing.
+// For text that arrives in pieces. A character whose bytes are spread over several pieces is held
+// back until it is complete; bytes that are not UTF-8 are passed on as soon as that is certain.
+// Nothing is ever lost, changed or reordered. Allocates nothing.
 enum { UTF8_MOST_HELD = 3 }; // a character has up to four bytes
 
 typedef struct {
@@ -55,16 +56,18 @@ typedef struct {
     int count;
 } Utf8Stream; // all zero: nothing is held back
 
-// Takes n bytes and writes the bytes that can be shown now to out (capacity n + UTF8_MOST_HELD). Returns their number.
+// Takes n bytes and writes the bytes that can be shown now to out (capacity n + UTF8_MOST_HELD).
+// Returns their number.
 int64_t utf8_stream_push(Utf8Stream *s, const char *bytes, int64_t n, char *out);
 // Ends the text: the bytes still held back, an unfinished character, are written to out unchanged.
 int64_t utf8_stream_end(Utf8Stream *s, char *out);
 
 // Bytes of the first character, if a terminal shows it; 0: a control character, or not UTF-8.
 int utf8_visible_length(const char *text, size_t n);
-// The first character of n >= 1 bytes as it may be printed: itself or, of a control character and of a byte that is not
-// UTF-8, "\x1B", because text from outside must not move the cursor. Also newlines: what has lines cuts them first.
-// Writes it to out, terminated, and returns the number of bytes of text that it stands for.
+// The first character of n >= 1 bytes as it may be printed: itself or, of a control character and
+// of a byte that is not UTF-8, "\x1B", because text from outside must not move the cursor. Also
+// newlines: what has lines cuts them first. Writes it to out, terminated, and returns the number of
+// bytes of text that it stands for.
 enum { UTF8_VISIBLE = 5 };
 size_t utf8_visible(const char *text, size_t n, char out[UTF8_VISIBLE]);
 // The same for all of a terminated text, as far as it fits into out, in whole characters.

@@ -1,15 +1,17 @@
-// Messages between the processes of a run over TCP: a star, in which each process has two connections to process 0, for
-// messages and for the watch (watch.h). It connects the processes that MPI did not start, and carries small messages of
-// the hosts: at most some MB.
+// Messages between the processes of a run over TCP: a star, in which each process has two
+// connections to process 0, for messages and for the watch (watch.h). It connects the processes
+// that MPI did not start, and carries small messages of the hosts: at most some MB.
 //
-// Start: process 0 listens until all others have come, at most COMM_START_SECONDS. A connection begins with a Hello.
-// Process 0 accepts the right run, size and rank, and answers others with the reason. It reads from all connections at
-// once and keeps a fixed number of silent ones, so that strangers delay nobody. The limit also holds for its first
-// call: a process that has come and then hangs is named.
+// Start: process 0 listens until all others have come, at most COMM_START_SECONDS. A connection
+// begins with a Hello. Process 0 accepts the right run, size and rank, and answers others with the
+// reason. It reads from all connections at once and keeps a fixed number of silent ones, so that
+// strangers delay nobody. The limit also holds for its first call: a process that has come and then
+// hangs is named.
 //
-// Every call is a Frame from each process to process 0, with data if it is a gather, and one Frame with the result back
-// to each. Process 0 compares the calls. If they differ, or a process has ended, it sends FRAME_ERROR to all, and the
-// channel remains failed: every later call returns the same message.
+// Every call is a Frame from each process to process 0, with data if it is a gather, and one Frame
+// with the result back to each. Process 0 compares the calls. If they differ, or a process has
+// ended, it sends FRAME_ERROR to all, and the channel remains failed: every later call returns the
+// same message.
 #include "llmc/comm/channel_tcp.h"
 
 #include "llmc/base/clock.h"
@@ -30,7 +32,8 @@
 #include <unistd.h>
 
 enum {
-    START_SECONDS = 60, // for all processes to come; COMM_START_SECONDS in the environment: another limit
+    START_SECONDS =
+        60, // for all processes to come; COMM_START_SECONDS in the environment: another limit
     TELL_SECONDS = 5,   // until the others have a message of failure
     INTERRUPT_MS = 100, // until a wait notices that a process was lost
     NAMED_MISSING = 8,  // ranks in the message
@@ -64,14 +67,15 @@ static struct {
     Error failure;   // "": none
 } tcp;
 
-// ---------------------------------------------------------------------------------------------------- bytes and waits
+// -------------------------------------------------------------------------------------------------
+// bytes and waits
 
-// STUCK: the deadline in now_seconds() has passed, or the run has failed. tcp_hear: REFUSED with a message, STRANGE:
-// what came is no answer.
+// STUCK: the deadline in now_seconds() has passed, or the run has failed. tcp_hear: REFUSED with a
+// message, STRANGE: what came is no answer.
 typedef enum { MOVED, ENDED, STUCK, REFUSED, STRANGE } Moved;
 
-// Sends (POLLOUT) or receives (POLLIN) all bytes. Sending also ends when the other speaks before it has everything:
-// then it has sent a message of failure, and reads no more.
+// Sends (POLLOUT) or receives (POLLIN) all bytes. Sending also ends when the other speaks before it
+// has everything: then it has sent a message of failure, and reads no more.
 static Moved tcp_move(int fd, short event, void *data, size_t bytes, double deadline) {
     for (size_t done = 0; done < bytes;) {
         char *at = (char *)data + done;
@@ -86,7 +90,8 @@ static Moved tcp_move(int fd, short event, void *data, size_t bytes, double dead
         }
         if (n == 0 || (errno != EAGAIN && errno != EINTR)) return ENDED;
         const double left = fmin(1e3 * (deadline - now_seconds()), INTERRUPT_MS);
-        const int ready = poll(&(struct pollfd){fd, (short)(event | POLLIN), 0}, 1, (int)ceil(fmax(left, 0)));
+        const int ready =
+            poll(&(struct pollfd){fd, (short)(event | POLLIN), 0}, 1, (int)ceil(fmax(left, 0)));
         if (ready <= 0 && (now_seconds() >= deadline || watch_is_lost(NULL))) return STUCK;
         if (event == POLLOUT && recv(fd, &(char){0}, 1, MSG_PEEK | MSG_DONTWAIT) > 0) return MOVED;
     }
@@ -99,21 +104,26 @@ static Moved tcp_send(int fd, Frame frame, const void *data, size_t bytes, doubl
     return moved;
 }
 
-// Receives the answer of process 0, `bytes` after the expected frame, or a message of failure (REFUSED).
-static Moved tcp_hear(int fd, const Frame *expected, void *data, size_t bytes, double deadline, Error *told) {
+// Receives the answer of process 0, `bytes` after the expected frame, or a message of failure
+// (REFUSED).
+static Moved tcp_hear(int fd, const Frame *expected, void *data, size_t bytes, double deadline,
+                      Error *told) {
     Frame frame = {0};
     char text[sizeof told->text] = "";
     Moved moved = tcp_move(fd, POLLIN, &frame, sizeof frame, deadline);
     if (moved != MOVED) return moved;
-    if (memcmp(&frame, expected, sizeof frame) == 0) return tcp_move(fd, POLLIN, data, bytes, deadline);
-    if (frame.magic != FRAME_MAGIC || frame.kind != FRAME_ERROR || frame.bytes >= sizeof text) return STRANGE;
+    if (memcmp(&frame, expected, sizeof frame) == 0)
+        return tcp_move(fd, POLLIN, data, bytes, deadline);
+    if (frame.magic != FRAME_MAGIC || frame.kind != FRAME_ERROR || frame.bytes >= sizeof text)
+        return STRANGE;
     moved = tcp_move(fd, POLLIN, text, frame.bytes, deadline);
     error_set(told, "%s", text);
     if (moved == MOVED) return REFUSED;
     return moved;
 }
 
-// ------------------------------------------------------------------------------------------------------------ failures
+// -------------------------------------------------------------------------------------------------
+// failures
 
 // The channel fails with this message, on process 0 for all.
 static bool tcp_fail(Error *err) {
@@ -122,7 +132,8 @@ static bool tcp_fail(Error *err) {
         const Frame frame = {FRAME_MAGIC, FRAME_ERROR, tcp.call, strlen(err->text)};
         const double deadline = now_seconds() + TELL_SECONDS;
         for (int r = 1; tcp.rank == 0 && r < tcp.size; r++)
-            if (tcp.sockets[r] >= 0) tcp_send(tcp.sockets[r], frame, err->text, frame.bytes, deadline);
+            if (tcp.sockets[r] >= 0)
+                tcp_send(tcp.sockets[r], frame, err->text, frame.bytes, deadline);
     }
     *err = tcp.failure;
     return false;
@@ -131,11 +142,13 @@ static bool tcp_fail(Error *err) {
 static bool tcp_fail_process(int rank, Moved moved, Error *err) {
     static const char *const WHAT[] = {
         [ENDED] = "has ended", [STUCK] = "does not answer", [STRANGE] = "sends no answer"};
-    if (moved != REFUSED && (moved != STUCK || !watch_is_lost(err))) error_set(err, "process %d %s", rank, WHAT[moved]);
+    if (moved != REFUSED && (moved != STUCK || !watch_is_lost(err)))
+        error_set(err, "process %d %s", rank, WHAT[moved]);
     return tcp_fail(err);
 }
 
-// ----------------------------------------------------------------------------------------------------------- exchanges
+// -------------------------------------------------------------------------------------------------
+// exchanges
 
 static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t bytes, Error *err) {
     static const char *const KINDS[] = {"broadcast", "gather"};
@@ -165,14 +178,16 @@ static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t 
         moved = tcp_move(tcp.sockets[r], POLLIN, &theirs, sizeof theirs, tcp.deadline);
         if (moved == MOVED && memcmp(&theirs, &ours, sizeof ours) != 0) {
             error_set(err,
-                      "the processes make different calls: process 0 %s of %llu bytes, call %llu; process %d %s of "
+                      "the processes make different calls: process 0 %s of %llu bytes, call %llu; "
+                      "process %d %s of "
                       "%llu bytes, call %llu",
-                      KINDS[gathers], ours.bytes, ours.call, r, KINDS[theirs.kind == FRAME_GATHER], theirs.bytes,
-                      theirs.call);
+                      KINDS[gathers], ours.bytes, ours.call, r, KINDS[theirs.kind == FRAME_GATHER],
+                      theirs.bytes, theirs.call);
             return tcp_fail(err);
         }
         if (moved == MOVED && part > 0)
-            moved = tcp_move(tcp.sockets[r], POLLIN, (char *)all + (size_t)r * part, part, tcp.deadline);
+            moved = tcp_move(tcp.sockets[r], POLLIN, (char *)all + (size_t)r * part, part,
+                             tcp.deadline);
         if (moved != MOVED) return tcp_fail_process(r, moved, err);
     }
 
@@ -194,9 +209,11 @@ static void tcp_close(int exit_code) {
     memset(&tcp, 0, sizeof tcp);
 }
 
-// --------------------------------------------------------------------------------------------------------------- start
+// -------------------------------------------------------------------------------------------------
+// start
 
-// Answers a Hello. False: it is none of ours; *refusal says why. A stranger is not told the id of the run.
+// Answers a Hello. False: it is none of ours; *refusal says why. A stranger is not told the id of
+// the run.
 static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     Error why = {""};
     if (memcmp(h.magic, HELLO_MAGIC, sizeof h.magic) != 0) return false;
@@ -218,10 +235,12 @@ static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     return !*why.text;
 }
 
-// Process 0: takes what connects until all have come, or the deadline has passed. Returns the number of connections
-// that are missing. *note: the reason, if a connection shows one.
+// Process 0: takes what connects until all have come, or the deadline has passed. Returns the
+// number of connections that are missing. *note: the reason, if a connection shows one.
 static int tcp_meet(const Place *place, int listener, Error *note) {
-    enum { VISITORS = 64 }; // without a Hello, which a process sends at once; one that was closed comes again
+    enum {
+        VISITORS = 64
+    }; // without a Hello, which a process sends at once; one that was closed comes again
     Hello hellos[VISITORS];
     size_t got[VISITORS]; // bytes of them
     struct pollfd polls[VISITORS + 1];
@@ -236,7 +255,8 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
         if (poll(polls, VISITORS + 1, (int)ceil(1e3 * left)) <= 0) continue;
         for (int i = 0; i < VISITORS; i++) {
             if (!polls[i].revents) continue;
-            const ssize_t n = recv(polls[i].fd, (char *)&hellos[i] + got[i], sizeof(Hello) - got[i], MSG_DONTWAIT);
+            const ssize_t n = recv(polls[i].fd, (char *)&hellos[i] + got[i], sizeof(Hello) - got[i],
+                                   MSG_DONTWAIT);
             if (n > 0 && (got[i] += (size_t)n) < sizeof(Hello)) continue;
             if (n > 0 && tcp_admit(place, polls[i].fd, hellos[i], note))
                 missing--;
@@ -250,7 +270,8 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
         if (polls[i].fd >= 0) close(polls[i].fd);
         polls[i].fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         got[i] = 0;
-        if (polls[i].fd < 0) error_set(note, "a connection could not be taken: %s", strerror(errno));
+        if (polls[i].fd < 0)
+            error_set(note, "a connection could not be taken: %s", strerror(errno));
         setsockopt(polls[i].fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     }
 
@@ -260,9 +281,11 @@ static int tcp_meet(const Place *place, int listener, Error *note) {
         socklen_t length = sizeof address;
         if (polls[i].fd < 0) continue;
         getpeername(polls[i].fd, (struct sockaddr *)&address, &length);
-        getnameinfo((struct sockaddr *)&address, length, peer, sizeof peer, NULL, 0, NI_NUMERICHOST);
+        getnameinfo((struct sockaddr *)&address, length, peer, sizeof peer, NULL, 0,
+                    NI_NUMERICHOST);
 
-        const char *ipv4 = strncmp(peer, "::ffff:", 7) == 0 ? peer + 7 : peer; // on a socket for both
+        // on a socket for both
+        const char *ipv4 = strncmp(peer, "::ffff:", 7) == 0 ? peer + 7 : peer;
         error_set(note, "a connection from %s says nothing", ipv4);
         close(polls[i].fd);
     }
@@ -278,10 +301,13 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
     if (inherited) listener = atoi(inherited);
 
     unsetenv(COMM_LISTENER);
-    if (listener < 0 || fcntl(listener, F_SETFD, FD_CLOEXEC) != 0 || fcntl(listener, F_SETFL, O_NONBLOCK) != 0)
+    if (listener < 0 || fcntl(listener, F_SETFD, FD_CLOEXEC) != 0 ||
+        fcntl(listener, F_SETFL, O_NONBLOCK) != 0)
         listener = socket_listen(place->host, place->port, &note);
     if (listener < 0)
-        return error_set(err, "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or -ps HOST:PORT",
+        return error_set(err,
+                         "process 0 cannot listen on port %d: %s; choose another by MASTER_PORT or "
+                         "-ps HOST:PORT",
                          place->port, note.text);
 
     const int missing = tcp_meet(place, listener, &note);
@@ -296,8 +322,8 @@ static bool tcp_start_process_0(const Place *place, double seconds, Error *err) 
             snprintf(names + n, sizeof names - (size_t)n, " ...");
     }
 
-    error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds, names,
-              *note.text ? "; " : "", note.text);
+    error_set(err, "not all %d processes came within %g s; missing:%s%s%s", tcp.size, seconds,
+              names, *note.text ? "; " : "", note.text);
     return tcp_fail(err);
 }
 
@@ -310,13 +336,15 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
     for (double pause = 0.05; hello.purpose < PURPOSES; pause = fmin(2 * pause, 0.5)) {
         Error reason = {""};
         Moved moved = ENDED;
-        const int fd = socket_open(place->host, place->port, fmax(tcp.deadline - now_seconds(), 1e-3), &reason);
+        const int fd = socket_open(place->host, place->port,
+                                   fmax(tcp.deadline - now_seconds(), 1e-3), &reason);
         if (fd >= 0) {
             moved = tcp_move(fd, POLLOUT, &hello, sizeof hello, tcp.deadline);
             if (moved == MOVED) moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &reason);
             if (moved != MOVED) close(fd);
             if (moved == STRANGE) error_set(&reason, "another program listens there");
-            if (moved == ENDED || moved == STUCK) error_set(&reason, "it took the connection, but did not answer");
+            if (moved == ENDED || moved == STUCK)
+                error_set(&reason, "it took the connection, but did not answer");
         }
 
         if (moved == MOVED)
@@ -324,13 +352,14 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
         else if (moved == REFUSED)
             return error_set(err, "%s", reason.text);
         else if (now_seconds() + pause >= tcp.deadline)
-            return error_set(err, "process 0 at %s:%d did not answer within %g s: %s", place->host, place->port,
-                             seconds, reason.text);
+            return error_set(err, "process 0 at %s:%d did not answer within %g s: %s", place->host,
+                             place->port, seconds, reason.text);
         else
             nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
     }
 
-    tcp.deadline = now_seconds() + seconds + TELL_SECONDS; // process 0 has as long for all, and says what failed
+    tcp.deadline = now_seconds() + seconds +
+                   TELL_SECONDS; // process 0 has as long for all, and says what failed
     return true;
 }
 

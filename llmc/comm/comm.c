@@ -1,4 +1,5 @@
-// The processes of a run, see comm.h: their machines, and agreement between them, over one of two channels.
+// The processes of a run, see comm.h: their machines, and agreement between them, over one of two
+// channels.
 #include "llmc/comm/comm.h"
 
 #include "llmc/base/arithmetic.h"
@@ -37,7 +38,8 @@ int comm_hosts(void) { return comm.hosts; }
 const char *comm_host(int rank) { return comm.names[rank]; }
 const char *comm_launcher(void) { return comm.place.launcher; }
 
-// -------------------------------------------------------------------------------------------------------------- start
+// -------------------------------------------------------------------------------------------------
+// start
 
 bool comm_start(const CommOptions *options, Error *err) {
     Place place;
@@ -47,10 +49,11 @@ bool comm_start(const CommOptions *options, Error *err) {
         comm.channel = mpi_channel_open(&place, err);
     else
         comm.channel = channel_tcp_open(&place, err);
-    if (!comm.channel) return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
+    if (!comm.channel)
+        return error_prefix(err, "%s, process %d of %d", place.launcher, place.rank, place.size);
 
-    // The first message of all: the machines, which say who is beside whom, and the cores, to which mpirun may have
-    // bound each process, or not.
+    // The first message of all: the machines, which say who is beside whom, and the cores, to which
+    // mpirun may have bound each process, or not.
     typedef struct {
         char host[HOST_BYTES];
         cpu_set_t cores;
@@ -85,7 +88,8 @@ bool comm_start(const CommOptions *options, Error *err) {
     double timeout = COMM_TIMEOUT;
     if (!place.mpi) sockets = channel_tcp_watch_sockets();
     if (options->timeout > 0) timeout = options->timeout;
-    const WatchOptions watch = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names, sockets, timeout};
+    const WatchOptions watch = {place.rank, place.size, (const char(*)[HOST_BYTES])comm.names,
+                                sockets, timeout};
     ok = watch_start(&watch, err);
     free(sockets);
     return ok;
@@ -107,8 +111,8 @@ void comm_end(void) {
 
 void comm_abort(int exit_code) {
     if (!comm.channel) return;
-    // mpirun ends the others when a process exits without MPI_Finalize. MPI_Abort of several processes at once could
-    // block it.
+    // mpirun ends the others when a process exits without MPI_Finalize. MPI_Abort of several
+    // processes at once could block it.
     if (comm.place.mpi && watch_has_failed(NULL)) {
         fflush(NULL);
         _exit(exit_code);
@@ -128,18 +132,21 @@ bool comm_lost(Error *err) {
     return false;
 }
 
-// ----------------------------------------------------------------------------------------------------------- messages
+// -------------------------------------------------------------------------------------------------
+// messages
 
 bool comm_gather(const void *mine, void *all, size_t bytes, Error *err) {
     watch_collective("messages of all");
-    if (comm.channel) return comm.channel->exchange(EXCHANGE_GATHER, mine, all, bytes, err) || comm_lost(err);
+    if (comm.channel)
+        return comm.channel->exchange(EXCHANGE_GATHER, mine, all, bytes, err) || comm_lost(err);
     memcpy(all, mine, bytes);
     return true;
 }
 
 bool comm_broadcast(void *data, size_t bytes, Error *err) {
     watch_collective("message of process 0");
-    if (comm.channel && !comm.channel->exchange(EXCHANGE_BROADCAST, NULL, data, bytes, err)) return comm_lost(err);
+    if (comm.channel && !comm.channel->exchange(EXCHANGE_BROADCAST, NULL, data, bytes, err))
+        return comm_lost(err);
     return true;
 }
 
@@ -157,7 +164,8 @@ bool comm_barrier(Error *err) {
     return all != NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------- agreement
+// -------------------------------------------------------------------------------------------------
+// agreement
 
 bool comm_failed_together(void) { return comm.failed_together; }
 
@@ -191,7 +199,8 @@ bool comm_agree(const CommFact *facts, int count, Error *err) {
     uint64_t *mine = calloc((size_t)n, sizeof *mine);
     REQUIRE_MEMORY(mine, "the checksums of %d facts", n);
     for (int i = 0; i < n; i++)
-        mine[i] = XXH3_64bits_withSeed(facts[i].value, strlen(facts[i].value), strlen(facts[i].name));
+        mine[i] =
+            XXH3_64bits_withSeed(facts[i].value, strlen(facts[i].value), strlen(facts[i].name));
     uint64_t *all = comm_gather_new(mine, (size_t)n * sizeof *mine, err);
     free(mine);
     if (!all) return false;
@@ -212,8 +221,9 @@ bool comm_agree(const CommFact *facts, int count, Error *err) {
     const char *theirs = values[other], *ours = values[0];
     if (!*theirs) theirs = "\"\"";
     if (!*ours) ours = "\"\"";
-    error_set(err, "process %d on %s has %s %s, process 0 on %s has %s: all processes must have the same", other,
-              comm.names[other], facts[fact].name, theirs, comm.names[0], ours);
+    error_set(
+        err, "process %d on %s has %s %s, process 0 on %s has %s: all processes must have the same",
+        other, comm.names[other], facts[fact].name, theirs, comm.names[0], ours);
     free(values);
     return false;
 }

@@ -17,12 +17,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// Until the others get SIGTERM after one failed: a failure that all see at once ends them without it, and process 0
-// reports it.
+// Until the others get SIGTERM after one failed: a failure that all see at once ends them without
+// it, and process 0 reports it.
 static const double NOTICE_SECONDS = 2;
 
-// From SIGTERM to SIGKILL, for the processes that are left after one failed. COMM_STOP_SECONDS in the environment:
-// another limit.
+// From SIGTERM to SIGKILL, for the processes that are left after one failed. COMM_STOP_SECONDS in
+// the environment: another limit.
 enum { STOP_SECONDS = 30 };
 
 typedef struct {
@@ -57,9 +57,9 @@ __attribute__((noreturn)) static void launch_become(int rank, const LaunchedRun 
     // The launcher may be ended by SIGKILL, which it cannot pass on.
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != run->parent) _exit(EXIT_RUN_FAILED);
-    // A terminal sends Ctrl-C to its whole process group. There it would arrive twice, once passed on by the launcher,
-    // and the second SIGINT ends a run without saving. A group of its own hears of signals from the launcher alone. It
-    // cannot read from the terminal.
+    // A terminal sends Ctrl-C to its whole process group. There it would arrive twice, once passed
+    // on by the launcher, and the second SIGINT ends a run without saving. A group of its own hears
+    // of signals from the launcher alone. It cannot read from the terminal.
     setpgid(0, 0);
     const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (null >= 0) dup2(null, STDIN_FILENO);
@@ -93,7 +93,8 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
         }
         if (c->kill_after > 0 && now >= c->kill_after) launch_signal(c, SIGKILL);
 
-        // A second at most: no signal tells that the time is over, and one SIGCHLD may stand for several processes.
+        // A second at most: no signal tells that the time is over, and one SIGCHLD may stand for
+        // several processes.
         const int number = sigtimedwait(waited, NULL, &(struct timespec){.tv_sec = 1});
         if (number == SIGTSTP) { // Ctrl-Z, then fg
             launch_signal(c, SIGSTOP);
@@ -119,8 +120,10 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             c->stop_after = now_seconds() + NOTICE_SECONDS;
             c->kill_after = c->stop_after + c->stop_seconds;
 
-            if (code == EXIT_BAD_INPUT) continue; // all have found out together, and process 0 has said what
-            // It may have been ended by a signal, and its own message, if there is one, does not name the process.
+            if (code == EXIT_BAD_INPUT)
+                continue; // all have found out together, and process 0 has said what
+            // It may have been ended by a signal, and its own message, if there is one, does not
+            // name the process.
             char how[32];
             if (WIFEXITED(status))
                 snprintf(how, sizeof how, "with exit code %d", code);
@@ -147,7 +150,8 @@ int launch_processes(int count, char **argv) {
     getsockname(run.listener, (struct sockaddr *)&address, &(socklen_t){sizeof address});
     run.port = ntohs(address.sin_port);
     if (run.listener < 0 || getrandom(random, sizeof random, 0) != (ssize_t)sizeof random) {
-        fprintf(stderr, "%s: --gpus %d: cannot listen on 127.0.0.1: %s\n", argv[0], count, err.text);
+        fprintf(stderr, "%s: --gpus %d: cannot listen on 127.0.0.1: %s\n", argv[0], count,
+                err.text);
         return EXIT_RUN_FAILED;
     }
     for (size_t i = 0; i < sizeof random; i++) snprintf(run.run_id + 2 * i, 3, "%02x", random[i]);
@@ -169,7 +173,8 @@ int launch_processes(int count, char **argv) {
         const pid_t pid = fork();
         if (pid == 0) launch_become(i, &run, argv);
         if (pid < 0) {
-            fprintf(stderr, "%s: --gpus %d: cannot start process %d: %s\n", argv[0], count, i, strerror(errno));
+            fprintf(stderr, "%s: --gpus %d: cannot start process %d: %s\n", argv[0], count, i,
+                    strerror(errno));
             c.result = EXIT_RUN_FAILED;
             c.kill_after = now_seconds() + c.stop_seconds;
             launch_signal(&c, SIGTERM);

@@ -1,5 +1,5 @@
-// Loads the MPI library when it has started several processes, so that a program that runs alone neither needs nor
-// loads it; and the channel over it.
+// Loads the MPI library when it has started several processes, so that a program that runs alone
+// neither needs nor loads it; and the channel over it.
 #include "llmc/comm/mpi_library.h"
 
 #include "llmc/comm/watch.h"
@@ -13,8 +13,9 @@
 MpiLibrary mpi;
 
 #ifdef OPEN_MPI // its constants are addresses of variables of the library
-#define MPI_VARIABLES(X)                                                                                               \
-    X(ompi_mpi_comm_world) X(ompi_mpi_errors_return) X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_datatype_null)
+#define MPI_VARIABLES(X)                                                                           \
+    X(ompi_mpi_comm_world)                                                                         \
+    X(ompi_mpi_errors_return) X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_datatype_null)
 static const char *const mpi_files[] = {"libmpi.so.40", "libmpi.so"};
 #else
 #define MPI_VARIABLES(X)
@@ -69,7 +70,8 @@ static bool mpi_exchange(ExchangeKind kind, const void *mine, void *all, size_t 
     MPI_Request request;
     REQUIRE(bytes <= INT_MAX, "a message of %zu bytes", bytes);
     if (kind == EXCHANGE_GATHER) {
-        const int status = mpi.MPI_Iallgather(mine, n, mpi.byte, all, n, mpi.byte, mpi.world, &request);
+        const int status =
+            mpi.MPI_Iallgather(mine, n, mpi.byte, all, n, mpi.byte, mpi.world, &request);
         return mpi_await("MPI_Iallgather", status, &request, err);
     }
     const int status = mpi.MPI_Ibcast(all, n, mpi.byte, 0, mpi.world, &request);
@@ -89,7 +91,8 @@ static const Channel *mpi_connect(Place *place, Error *err) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
 
     for (size_t i = 0; !library && i < sizeof mpi_files / sizeof *mpi_files; i++)
-        library = dlopen(mpi_files[i], RTLD_NOW | RTLD_GLOBAL); // global: MPI's plugins use its symbols
+        // global: MPI's plugins use its symbols
+        library = dlopen(mpi_files[i], RTLD_NOW | RTLD_GLOBAL);
     if (!library) {
         error_set(err, "MPI is not installed here: %s", dlerror());
         return NULL;
@@ -98,7 +101,8 @@ static const Channel *mpi_connect(Place *place, Error *err) {
     for (size_t i = 0; i < sizeof mpi_symbols / sizeof *mpi_symbols; i++) {
         void *address = dlsym(library, mpi_symbols[i].name);
         if (!address) {
-            error_set(err, "the MPI library has no %s; build again with the MPI that starts the program",
+            error_set(err,
+                      "the MPI library has no %s; build again with the MPI that starts the program",
                       mpi_symbols[i].name);
             return NULL;
         }
@@ -122,8 +126,8 @@ static const Channel *mpi_connect(Place *place, Error *err) {
     place->rank = mpi.rank;
 
     if (mpi.size == place->size) return &CHANNEL;
-    error_set(err, "%s knows %d processes, %s says %d; was another MPI used to start them?", mpi.name, mpi.size,
-              place->launcher, place->size);
+    error_set(err, "%s knows %d processes, %s says %d; was another MPI used to start them?",
+              mpi.name, mpi.size, place->launcher, place->size);
     return NULL;
 }
 
@@ -136,6 +140,8 @@ const Channel *(*const mpi_channel_open)(Place *place, Error *err) = NULL;
 #endif
 
 bool mpi_missing(Error *err) {
-    return error_set(err, "built without MPI, which several processes on the CPU need; install libopenmpi-dev and "
-                          "openmpi-bin, run make again, and start with mpirun -n N ./train_gpt2");
+    return error_set(
+        err,
+        "built without MPI, which several processes on the CPU need; install libopenmpi-dev and "
+        "openmpi-bin, run make again, and start with mpirun -n N ./train_gpt2");
 }

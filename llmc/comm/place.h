@@ -8,8 +8,9 @@ typedef struct {
     int size, rank, per_node; // -pn, -pr, -pg; size 0: not given
     const char *method;       // -pi: "mpi", "tcp", or "": as the launcher does
     const char *server;       // -ps: address of process 0 for TCP, "HOST" or "HOST:PORT"
-    int gpus;                 // --gpus: processes to start on this machine, or the number that a launcher has started
-    double timeout;           // seconds without progress, 0: COMM_TIMEOUT
+    int gpus;       // --gpus: processes to start on this machine, or the number that a launcher has
+                    // started
+    double timeout; // seconds without progress, 0: COMM_TIMEOUT
 } CommOptions;
 
 typedef struct {
@@ -22,8 +23,8 @@ typedef struct {
     char run_id[64]; // of the run: a process without it is refused; "": none
 } Place;
 
-// Reads options and environment; opens nothing. has_mpi: the program was built with MPI. False if they
-// contradict each other, or something is missing; the message names the variable or option.
+// Reads options and environment; opens nothing. has_mpi: the program was built with MPI. False if
+// they contradict each other, or something is missing; the message names the variable or option.
 bool place_find(Place *place, const CommOptions *options, bool has_mpi, Error *err);
 
 // A limit in seconds from the environment, or the default. False with a message if it is none.

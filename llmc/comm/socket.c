@@ -13,7 +13,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { CONNECT_SECONDS = 10 }; // an address that swallows packets must not use up the time of the next one
+enum {
+    CONNECT_SECONDS = 10
+}; // an address that swallows packets must not use up the time of the next one
 
 int socket_open(const char *host, int port, double connect_seconds, Error *reason) {
     const struct addrinfo hints = {.ai_flags = AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
@@ -33,14 +35,16 @@ int socket_open(const char *host, int port, double connect_seconds, Error *reaso
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         if (connect_seconds > 0) {
             status = connect(fd, a->ai_addr, a->ai_addrlen);
-            if (status != 0 && errno == EINPROGRESS) { // the second call says what became of the first
+            if (status != 0 &&
+                errno == EINPROGRESS) { // the second call says what became of the first
                 const double left = fmin(deadline - now_seconds(), CONNECT_SECONDS);
                 poll(&(struct pollfd){fd, POLLOUT, 0}, 1, (int)(1e3 * fmax(left, 0)));
                 status = connect(fd, a->ai_addr, a->ai_addrlen);
             }
         } else {
             setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-            setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off); // "::" takes IPv4 connections, too
+            setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off,
+                       sizeof off); // "::" takes IPv4 connections, too
             status = bind(fd, a->ai_addr, a->ai_addrlen);
             if (status == 0) status = listen(fd, SOMAXCONN);
         }
@@ -56,7 +60,8 @@ int socket_open(const char *host, int port, double connect_seconds, Error *reaso
 }
 
 int socket_listen(const char *host, int port, Error *reason) {
-    const bool local = strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
+    const bool local =
+        strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0 || strcmp(host, "localhost") == 0;
     if (local) return socket_open(host, port, 0, reason);
     const int fd = socket_open("::", port, 0, reason);
     if (fd >= 0) return fd;

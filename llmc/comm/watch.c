@@ -58,7 +58,9 @@ bool watch_has_failed(Error *err) {
 
 static bool (*watch_device_failed)(Error *err);
 void watch_device(bool (*has_failed)(Error *err)) { watch_device_failed = has_failed; }
-bool watch_is_lost(Error *err) { return watch_has_failed(err) || (watch_device_failed && watch_device_failed(err)); }
+bool watch_is_lost(Error *err) {
+    return watch_has_failed(err) || (watch_device_failed && watch_device_failed(err));
+}
 
 static void watch_tell_all(const char *text) {
     WatchMessage message = {""};
@@ -79,8 +81,9 @@ static void watch_fail(const char *text, bool prints) {
 // "process 3 (node2) has ended (step 17, collective 92: sum of gradients)"
 static void watch_fail_process(int rank, const char *what, bool prints) {
     char text[sizeof(Error)];
-    snprintf(text, sizeof text, "process %d (%s) %s (step %lld, collective %llu: %s)", rank, watch.options.hosts[rank],
-             what, (long long)reached.step, (unsigned long long)reached.collectives, reached.collective);
+    snprintf(text, sizeof text, "process %d (%s) %s (step %lld, collective %llu: %s)", rank,
+             watch.options.hosts[rank], what, (long long)reached.step,
+             (unsigned long long)reached.collectives, reached.collective);
     watch_fail(text, prints);
 }
 
@@ -89,8 +92,8 @@ static void watch_close(int rank) {
     watch.polls[rank].fd = -1;
 }
 
-// Takes the message of a process, or that it has ended. A message is the first thing on its connection and shorter than
-// a segment, so it comes as a whole.
+// Takes the message of a process, or that it has ended. A message is the first thing on its
+// connection and shorter than a segment, so it comes as a whole.
 static void watch_hear(int rank) {
     WatchMessage message;
     const ssize_t n = recv(watch.polls[rank].fd, &message, sizeof message, MSG_DONTWAIT);
@@ -122,7 +125,8 @@ static void *watch_run(void *unused) {
         waited += passed;
         if (reached.progress != progress) waited = 0;
         progress = reached.progress;
-        if (!watch.has_failed && waited > watch.options.seconds) watch_fail_process(watch.options.rank, what, true);
+        if (!watch.has_failed && waited > watch.options.seconds)
+            watch_fail_process(watch.options.rank, what, true);
 
         // Nothing half-written is left: checkpoints are renamed when they are complete.
         if (watch.has_failed && (failed += passed) > GRACE_SECONDS) _exit(EXIT_RUN_FAILED);
@@ -145,7 +149,9 @@ bool watch_start(const WatchOptions *options, Error *err) {
     }
 
     int first = 1; // of the others on this machine
-    while (first < options->rank && strcmp(options->hosts[first], options->hosts[options->rank]) != 0) first++;
+    while (first < options->rank &&
+           strcmp(options->hosts[first], options->hosts[options->rank]) != 0)
+        first++;
     watch.speaks = first == options->rank;
 
     sigset_t all, before; // the main thread handles signals
@@ -155,7 +161,8 @@ bool watch_start(const WatchOptions *options, Error *err) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     watch.is_running = status == 0;
 
-    if (status != 0) return limits_thread_failed("the thread that watches this process", status, err);
+    if (status != 0)
+        return limits_thread_failed("the thread that watches this process", status, err);
     return true;
 }
 

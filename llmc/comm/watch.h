@@ -6,8 +6,8 @@
 //   - This process has made no progress for PRETRAIN_COMM_TIMEOUT seconds: it waits for a
 //     process that hangs or is stopped, or hangs itself. It says so, and in which collective.
 //
-// Then every wait of llmc/comm and of the devices fails, and the main thread ends the process. If it
-// cannot, because it waits in a library or for a GPU, the thread ends the process.
+// Then every wait of llmc/comm and of the devices fails, and the main thread ends the process. If
+// it cannot, because it waits in a library or for a GPU, the thread ends the process.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -37,7 +37,8 @@ void watch_step(int64_t step);           // the number of steps done
 // True with a message, which has been printed already, when a process was lost. For any thread.
 bool watch_has_failed(Error *err);
 
-// Names another connection of the processes (NCCL); NULL: there is none any more. Without it a process whose exchange has failed would
-// wait for messages of others, which wait for its part of the exchange.
+// Names another connection of the processes (NCCL); NULL: there is none any more. Without it a
+// process whose exchange has failed would wait for messages of others, which wait for its part of
+// the exchange.
 void watch_device(bool (*has_failed)(Error *err));
 bool watch_is_lost(Error *err); // a process, or the exchange of the devices

@@ -1,4 +1,5 @@
-// The table of one copy of the vector code (cpu.h): all that is visible of it. The Makefile names the table.
+// The table of one copy of the vector code (cpu.h): all that is visible of it. The Makefile names
+// the table.
 #include "llmc/base/arithmetic.h"
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/matmul.h"

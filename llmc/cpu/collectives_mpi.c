@@ -1,5 +1,5 @@
-// The collectives of device.h on the CPU. Device memory is host memory: a request is a non-blocking call of MPI, and
-// waiting for it completes it.
+// The collectives of device.h on the CPU. Device memory is host memory: a request is a non-blocking
+// call of MPI, and waiting for it completes it.
 #include "llmc/cpu/collectives_mpi.h"
 #include "llmc/comm/mpi_library.h"
 #include "llmc/device.h"
@@ -22,18 +22,22 @@ void device_comm_observe(const CommObserver *observer) { cpu_comm_observer = obs
 static struct {
     MPI_Request request;
     bool in_flight, done;
-    int *counts; // (4, processes): counts and places of what is sent and received, in words of 4 bytes
+    int *counts; // (4, processes): counts and places of what is sent and received, in words of 4
+                 // bytes
 } mpi_requests[DEVICE_COMM_REQUESTS];
 static int mpi_used; // requests that have been used are below
 
 bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     memset(id, 0, DEVICE_COMM_ID_BYTES); // MPI knows its processes
     if (!*mpi.name)
-        return error_set(err, "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2 OPTIONS");
+        return error_set(
+            err,
+            "on the CPU several processes are started by mpirun: mpirun -n N ./train_gpt2 OPTIONS");
     return true;
 }
 
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds,
+                       Error *err) {
     (void)id;
     (void)rank;
     (void)size;
@@ -57,17 +61,20 @@ static void mpi_observe_request(int request, bool begins) {
     if (cpu_comm_observer) cpu_comm_observer->request(request, begins);
 }
 
-// Returns the counts of parts in words, then their places. MPI reads them until the request is done.
+// Returns the counts of parts in words, then their places. MPI reads them until the request is
+// done.
 static int *mpi_begin(const Range *parts, int request) {
     REQUIRE(*mpi.name, "a collective before device_comm_start");
     REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS, "request %d", request);
     REQUIRE(!mpi_requests[request].in_flight, "request %d is in flight", request);
     int *counts = mpi_requests[request].counts;
-    if (!counts) counts = mpi_requests[request].counts = calloc((size_t)mpi.size * 4, sizeof *counts);
+    if (!counts)
+        counts = mpi_requests[request].counts = calloc((size_t)mpi.size * 4, sizeof *counts);
     REQUIRE_MEMORY(counts, "the parts of a request");
     for (int r = 0; r < mpi.size; r++) {
         const int64_t begin = parts[r].begin, bytes = range_size(parts[r]);
-        REQUIRE(begin >= 0 && bytes >= 0 && begin % 4 == 0 && bytes % 4 == 0 && (begin + bytes) / 4 <= INT_MAX,
+        REQUIRE(begin >= 0 && bytes >= 0 && begin % 4 == 0 && bytes % 4 == 0 &&
+                    (begin + bytes) / 4 <= INT_MAX,
                 "part %d is bytes %lld to %lld", r, (long long)begin, (long long)parts[r].end);
         counts[r] = (int)(bytes / 4);
         counts[mpi.size + r] = (int)(begin / 4);
@@ -83,21 +90,24 @@ static int *mpi_begin(const Range *parts, int request) {
 bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
     int *counts = mpi_begin(parts, request), *places = counts + mpi.size;
     int *mine = places + mpi.size, *mine_places = mine + mpi.size;
-    REQUIRE((int64_t)counts[mpi.rank] * mpi.size <= INT_MAX, "a part of %d words", counts[mpi.rank]);
+    REQUIRE((int64_t)counts[mpi.rank] * mpi.size <= INT_MAX, "a part of %d words",
+            counts[mpi.rank]);
     for (int r = 0; r < mpi.size; r++) {
         mine[r] = counts[mpi.rank];
         mine_places[r] = r * counts[mpi.rank];
     }
-    const int status = mpi.MPI_Ialltoallv(send, counts, places, mpi.integer, recv, mine, mine_places, mpi.integer,
-                                          mpi.world, &mpi_requests[request].request);
+    const int status =
+        mpi.MPI_Ialltoallv(send, counts, places, mpi.integer, recv, mine, mine_places, mpi.integer,
+                           mpi.world, &mpi_requests[request].request);
     mpi_observe_wait(false);
     return mpi_check("MPI_Ialltoallv", status, err);
 }
 
 bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
     int *counts = mpi_begin(parts, request);
-    const int status = mpi.MPI_Iallgatherv(MPI_IN_PLACE, 0, mpi.no_type, data, counts, counts + mpi.size, mpi.integer,
-                                           mpi.world, &mpi_requests[request].request);
+    const int status =
+        mpi.MPI_Iallgatherv(MPI_IN_PLACE, 0, mpi.no_type, data, counts, counts + mpi.size,
+                            mpi.integer, mpi.world, &mpi_requests[request].request);
     mpi_observe_wait(false);
     return mpi_check("MPI_Iallgatherv", status, err);
 }
@@ -137,7 +147,8 @@ bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     memset(id, 0, DEVICE_COMM_ID_BYTES);
     return mpi_missing(err);
 }
-bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds, Error *err) {
+bool device_comm_start(const char id[DEVICE_COMM_ID_BYTES], int rank, int size, double seconds,
+                       Error *err) {
     return mpi_missing(err);
 }
 const char *device_comm_library(void) { return ""; }
@@ -145,7 +156,9 @@ void cpu_comm_shutdown(void) {}
 bool device_all_to_all(void *recv, const void *send, const Range *parts, int request, Error *err) {
     return mpi_missing(err);
 }
-bool device_all_gather(void *data, const Range *parts, int request, Error *err) { return mpi_missing(err); }
+bool device_all_gather(void *data, const Range *parts, int request, Error *err) {
+    return mpi_missing(err);
+}
 void device_comm_progress(void) {}
 bool device_comm_wait(int request, Error *err) { return mpi_missing(err); }
 

@@ -15,12 +15,15 @@
 
 CpuBackend cpu_backend;
 
-// -------------------------------------------------------------------------------------------------------- vector code
+// -------------------------------------------------------------------------------------------------
+// vector code
 
 // code.c, once each
-extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2, cpu_code_baseline;
+extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2,
+    cpu_code_baseline;
 
-// In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any compiler makes.
+// In the order of CpuCodeChoice. Of other processors than x86-64 there is only the code that any
+// compiler makes.
 static const struct {
     const char *name;
     const CpuCode *code;
@@ -45,12 +48,13 @@ static const char *list_codes(const bool *has, char *text, size_t size) {
     size_t length = 0;
     for (CpuCodeChoice c = CPU_AUTO; c < CPU_CODES; c++)
         if (!has || (c != CPU_AUTO && has[c]))
-            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "", codes[c].name);
+            length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", " : "",
+                                       codes[c].name);
     return text;
 }
 
-bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES], const char *processor,
-                     CpuCodeChoice *chosen, Error *err) {
+bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool has[CPU_CODES],
+                     const char *processor, CpuCodeChoice *chosen, Error *err) {
     char names[80];
     *wanted = CPU_AUTO;
     if (environment && *environment) {
@@ -64,17 +68,22 @@ bool cpu_choose_code(CpuCodeChoice *wanted, const char *environment, const bool 
     while (*wanted == CPU_AUTO && !has[*chosen]) ++*chosen; // the last one is everywhere
     if (!has[*chosen])
         return error_set(err,
-                         "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not support it; it has %s",
+                         "PRETRAIN_CPU=%s: this processor (%s) or its operating system does not "
+                         "support it; it has %s",
                          codes[*chosen].name, processor, list_codes(has, names, sizeof names));
     return true;
 }
 
 #if defined(__x86_64__)
-// The processor multiplies tiles of bf16, and Linux, which keeps 8 KiB of tile registers for a thread, allows them to
-// this process (since 5.16).
+// The processor multiplies tiles of bf16, and Linux, which keeps 8 KiB of tile registers for a
+// thread, allows them to this process (since 5.16).
 static bool cpu_has_amx(void) {
-    const unsigned amx = 1u << 22 | 1u << 24;             // AMX-BF16 and AMX-TILE, which older compilers do not name
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 }; // arch_prctl(2): ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    // AMX-BF16 and AMX-TILE, which older compilers do not name
+    const unsigned amx = 1u << 22 | 1u << 24;
+    enum {
+        REQUEST_PERMISSION = 0x1023,
+        TILE_DATA = 18
+    }; // arch_prctl(2): ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d = 0;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & amx) == amx &&
            syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
@@ -83,20 +92,25 @@ static bool cpu_has_amx(void) {
 
 bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err) {
     bool has[CPU_CODES] = {[CPU_BASELINE] = true};
-#if defined(__x86_64__) // libgcc asks cpuid, and xgetbv for the registers that the operating system saves
+#if defined(__x86_64__) // libgcc asks cpuid, and xgetbv for the registers that the operating system
+                        // saves
     has[CPU_AVX2] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    has[CPU_AVX512] = has[CPU_AVX2] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    has[CPU_AVX512] = has[CPU_AVX2] && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
     has[CPU_AVX512BF16] = has[CPU_AVX512] && __builtin_cpu_supports("avx512bf16");
     has[CPU_AMX] = has[CPU_AVX512BF16] && cpu_has_amx();
 #endif
-    if (!cpu_choose_code(wanted, getenv("PRETRAIN_CPU"), has, processor, &cpu_backend.code_choice, err)) return false;
+    if (!cpu_choose_code(wanted, getenv("PRETRAIN_CPU"), has, processor, &cpu_backend.code_choice,
+                         err))
+        return false;
     cpu_backend.code = codes[cpu_backend.code_choice].code;
     cpu_backend.code_name = codes[cpu_backend.code_choice].name;
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------- state and workspace
+// -------------------------------------------------------------------------------------------------
+// state and workspace
 
 int cpu_threads(void) {
     REQUIRE(cpu_backend.ready, "an op before device_init");
@@ -114,7 +128,9 @@ int64_t ops_workspace_bytes(OpsShape shape) { return cpu_code()->workspace_bytes
 
 int64_t ops_head_chunk_rows(OpsShape shape) { return min_i64(shape.B * shape.T, HEAD_CHUNK_ROWS); }
 
-void update_list_free(UpdateList *list) { (void)list; } // each op makes its tables, in the workspace
+void update_list_free(UpdateList *list) {
+    (void)list;
+} // each op makes its tables, in the workspace
 
 void ops_set_workspace(void *device_memory, int64_t bytes) {
     REQUIRE((uintptr_t)device_memory % 64 == 0, "the workspace is not 64-byte aligned");
@@ -128,8 +144,9 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
 bool ops_workspace_is_set(void) { return cpu_backend.workspace != NULL; }
 
 void *cpu_scratch(const char *op, int64_t bytes) {
-    REQUIRE(bytes <= cpu_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
-            (long long)bytes, (long long)cpu_backend.workspace_bytes);
+    REQUIRE(bytes <= cpu_backend.workspace_bytes,
+            "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op, (long long)bytes,
+            (long long)cpu_backend.workspace_bytes);
     cpu_backend.workspace_used = round_up(bytes, 64);
     if (bytes > 0) return cpu_backend.workspace;
     return NULL;

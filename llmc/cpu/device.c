@@ -25,11 +25,12 @@
 #include <xmmintrin.h>
 #endif
 
-// ------------------------------------------------------------------------------------------------------ life and facts
+// -------------------------------------------------------------------------------------------------
+// life and facts
 
-// Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one costs over a hundred
-// cycles. libgomp keeps its workers, and those that it starts later inherit the setting from this thread. Returns the
-// number of workers.
+// Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one
+// costs over a hundred cycles. libgomp keeps its workers, and those that it starts later inherit
+// the setting from this thread. Returns the number of workers.
 static int prepare_workers(void) {
     int workers = 1;
 #if defined(__x86_64__)
@@ -57,10 +58,10 @@ static int prepare_workers(void) {
 
 enum { MAX_THREADS = 1024 };
 
-// Starts `wanted` threads; or if that is 0 OMP_NUM_THREADS (of several numbers the first), if that is a number above 0;
-// or one for each processor of this process, and *quota says whether that is less than it sees. libgomp ends the
-// program where a thread cannot be started, so that is tried first. cpu_backend.threads is what it gives:
-// OMP_THREAD_LIMIT may leave fewer.
+// Starts `wanted` threads; or if that is 0 OMP_NUM_THREADS (of several numbers the first), if that
+// is a number above 0; or one for each processor of this process, and *quota says whether that is
+// less than it sees. libgomp ends the program where a thread cannot be started, so that is tried
+// first. cpu_backend.threads is what it gives: OMP_THREAD_LIMIT may leave fewer.
 static bool start_threads(int wanted, double *quota, Error *err) {
     const char *variable = getenv("OMP_NUM_THREADS");
     const bool given = variable && strtol(variable, NULL, 10) > 0;
@@ -68,7 +69,8 @@ static bool start_threads(int wanted, double *quota, Error *err) {
     *quota = 0;
 
     if (wanted < 0 || wanted > MAX_THREADS)
-        return error_set(err, "%d threads: expected 1 to %d, or 0 for all cores", wanted, MAX_THREADS);
+        return error_set(err, "%d threads: expected 1 to %d, or 0 for all cores", wanted,
+                         MAX_THREADS);
 
     int threads = wanted;
     if (wanted <= 0) threads = omp_get_max_threads(); // libgomp knows the variable and the affinity
@@ -85,18 +87,22 @@ static bool start_threads(int wanted, double *quota, Error *err) {
     omp_set_max_active_levels(1); // OMP_MAX_ACTIVE_LEVELS=0 allows none
     omp_set_num_threads(threads);
     cpu_backend.threads = prepare_workers();
-    omp_set_num_threads(cpu_backend.threads); // oneDNN divides its work among that many, and a part would be left out
+    omp_set_num_threads(
+        cpu_backend
+            .threads); // oneDNN divides its work among that many, and a part would be left out
     return true;
 }
 
-// libgomp lets an idle thread spin for 300000 rounds: milliseconds in which it keeps the core from threads that have
-// work. Two trainers at once on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach 1244 tok/s each with that and 2090
-// with 1000 rounds; one alone is as fast with either (medians of five: 81% and 83% of the matmul rate).
+// libgomp lets an idle thread spin for 300000 rounds: milliseconds in which it keeps the core from
+// threads that have work. Two trainers at once on 2 cores (6 layers, C=384, B=8, T=256, bf16) reach
+// 1244 tok/s each with that and 2090 with 1000 rounds; one alone is as fast with either (medians of
+// five: 81% and 83% of the matmul rate).
 static const char spin_rounds[] = "1000";
 
 void device_prepare_process(char **argv) {
     bool changed = false;
-    // Stacks of threads are as large as limits_start makes them: smaller ones overflow, larger ones may not be started.
+    // Stacks of threads are as large as limits_start makes them: smaller ones overflow, larger ones
+    // may not be started.
     static const char *const sizes[] = {"OMP_STACKSIZE", "GOMP_STACKSIZE"};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         if (getenv(sizes[i])) changed |= unsetenv(sizes[i]) == 0;
@@ -142,10 +148,12 @@ bool device_init(const DeviceOptions *options, Error *err) {
     DeviceFacts *f = &cpu_backend.facts;
     f->backend = "cpu";
     f->units = cpu_backend.threads;
-    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units, format_plural(f->units));
-    if (quota > 0) snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
-    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP", cpu_backend.code_name,
-             onednn_version());
+    int n = snprintf(f->name, sizeof f->name, "%.70s, %d thread%s", name, f->units,
+                     format_plural(f->units));
+    if (quota > 0)
+        snprintf(f->name + n, sizeof f->name - (size_t)n, " (a quota of %.3g processors)", quota);
+    snprintf(f->libraries, sizeof f->libraries, "vector code %s, oneDNN %s, OpenMP",
+             cpu_backend.code_name, onednn_version());
 
     f->memory_total = memory.total;
     f->memory_free = memory.available;
@@ -174,7 +182,8 @@ const DeviceFacts *device_facts(void) {
     return &cpu_backend.facts;
 }
 
-// -------------------------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------------
+// memory
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
@@ -189,15 +198,18 @@ void *device_alloc(size_t bytes, Error *err) {
 
     if (!p) {
         error_set(err,
-                  "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a smaller micro-batch "
+                  "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu; use a "
+                  "smaller micro-batch "
                   "or model, or end other programs",
-                  bytes, (double)bytes * 1e-9, memory.available, (double)memory.available * 1e-9, memory.total);
+                  bytes, (double)bytes * 1e-9, memory.available, (double)memory.available * 1e-9,
+                  memory.total);
         return NULL;
     }
-    if (large) madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); // a hint: 4 KiB pages work too
-        // All pages are touched by the threads that will use them. The first touch of a page costs about 1.2 s per GiB
-        // in a fresh virtual machine, and places it near its core. Huge pages need a quarter of that on memory seen
-        // before.
+    if (large)
+        madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); // a hint: 4 KiB pages work too
+        // All pages are touched by the threads that will use them. The first touch of a page costs
+        // about 1.2 s per GiB in a fresh virtual machine, and places it near its core. Huge pages
+        // need a quarter of that on memory seen before.
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < bytes; i += HUGE_PAGE) memset(p + i, 0, min_size(bytes - i, HUGE_PAGE));
     return p;
@@ -212,11 +224,11 @@ size_t device_memory_free(void) {
     return cpu_backend.facts.memory_free;
 }
 
-// The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count (VmHWM), not the sum
-// of the requests. It includes scratch memory of libraries, loader buffers and all other host memory taken since then,
-// so it verifies the plan. It excludes the program's code and libraries, thread stacks and allocations before
-// device_init.
-// The kernel's count is exact to some hundred KB; this function keeps it from decreasing.
+// The peak RAM of the process beyond its RAM when device_init returned. It is the kernel's count
+// (VmHWM), not the sum of the requests. It includes scratch memory of libraries, loader buffers and
+// all other host memory taken since then, so it verifies the plan. It excludes the program's code
+// and libraries, thread stacks and allocations before device_init. The kernel's count is exact to
+// some hundred KB; this function keeps it from decreasing.
 size_t device_memory_peak(void) {
     size_t held = host_memory_status("VmHWM:"), before = cpu_backend.resident_at_init;
     if (held > before && held - before > cpu_backend.peak) cpu_backend.peak = held - before;
@@ -241,7 +253,8 @@ void *host_alloc(size_t bytes, Error *err) {
 
 void host_free(void *p) { free(p); }
 
-// ------------------------------------------------------------------------------------------------------------- streams
+// -------------------------------------------------------------------------------------------------
+// streams
 
 void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
     (void)stream;
@@ -263,7 +276,8 @@ void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream strea
 
 void device_sync(void) {}
 
-// -------------------------------------------------------------------------------------------------------------- events
+// -------------------------------------------------------------------------------------------------
+// events
 
 struct DeviceEvent {
     struct timespec time; // when it was recorded
@@ -295,10 +309,12 @@ void device_stream_wait(Stream stream, DeviceEvent *event) {
 }
 
 double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
-    return (double)(stop->time.tv_sec - start->time.tv_sec) + (double)(stop->time.tv_nsec - start->time.tv_nsec) * 1e-9;
+    return (double)(stop->time.tv_sec - start->time.tv_sec) +
+           (double)(stop->time.tv_nsec - start->time.tv_nsec) * 1e-9;
 }
 
-// -------------------------------------------------------------------------------------------------------------- graphs
+// -------------------------------------------------------------------------------------------------
+// graphs
 
 struct DeviceGraph {
     char nothing; // C has no empty structs
@@ -320,20 +336,23 @@ bool device_graph_replay(DeviceGraph *graph) {
 void device_graph_begin(DeviceGraph *graph) { (void)graph; }
 void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
-// -------------------------------------------------------------------------------------------------- tuning and sensors
+// -------------------------------------------------------------------------------------------------
+// tuning and sensors
 
 // oneDNN's choices depend only on the processor, the number of threads and on itself.
 char *device_tuning(void) {
     char *line = NULL;
     const int threads = cpu_backend.threads;
-    const int length = asprintf(&line, "%s (instructions %#x), %d thread%s", cpu_backend.facts.libraries,
-                                onednn_instructions(), threads, format_plural(threads));
+    const int length =
+        asprintf(&line, "%s (instructions %#x), %d thread%s", cpu_backend.facts.libraries,
+                 onednn_instructions(), threads, format_plural(threads));
     REQUIRE_MEMORY(length > 0, "the name of the vector code");
     return line;
 }
 bool device_restore_tuning(const char *lines) {
     char *here = device_tuning();
-    const bool same = strncmp(lines, here, strlen(lines)) == 0; // earlier versions did not name the threads
+    // earlier versions did not name the threads
+    const bool same = strncmp(lines, here, strlen(lines)) == 0;
     free(here);
     return same;
 }

@@ -1,5 +1,5 @@
-// The small, memory-bound ops: fill and cast, the sums of losses by sequence, GELU, sums and scalings of whole tensors,
-// gradient accumulation, and tensor statistics.
+// The small, memory-bound ops: fill and cast, the sums of losses by sequence, GELU, sums and
+// scalings of whole tensors, gradient accumulation, and tensor statistics.
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/error.h"
 #include "llmc/base/random.h"
@@ -26,7 +26,8 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
     const char *from = src.data;
     char *to = dst.data;
     // fp16 is not a compute dtype here, but weights and gradients may be read and written as fp16.
-    const bool vector = dst.dtype != src.dtype && dst.dtype != DTYPE_FP16 && src.dtype != DTYPE_FP16;
+    const bool vector =
+        dst.dtype != src.dtype && dst.dtype != DTYPE_FP16 && src.dtype != DTYPE_FP16;
 #pragma omp parallel for schedule(static)
     for (int64_t begin = 0; begin < n; begin += TASK_ELEMENTS) {
         const int64_t count = task_end(begin, n) - begin;
@@ -54,29 +55,36 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- GELU
+// -------------------------------------------------------------------------------------------------
+// GELU
 
-// GELU in its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels
-// for negative x:
-//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
-//   gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-// Both passes are memory-bound where vectors have 16 lanes: they move 2 and 3 elements each, which hides the
-// arithmetic. Narrower vectors compute for longer, so there the exponential takes fewer multiplications.
+// GELU in its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh
+// and nothing cancels for negative x:
+//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x +
+//   0.044715 x^3) gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2
+//   sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+// Both passes are memory-bound where vectors have 16 lanes: they move 2 and 3 elements each, which
+// hides the arithmetic. Narrower vectors compute for longer, so there the exponential takes fewer
+// multiplications.
 
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define CUBIC              0.044715f
 #define LOG2_E             1.44269504f
 
-// Beyond these bounds gelu is x, or as near to 0 as gelu(-10.04) = -5e-38; within them exp(-2u) is finite and no
-// denormal. NaN passes.
+// Beyond these bounds gelu is x, or as near to 0 as gelu(-10.04) = -5e-38; within them exp(-2u) is
+// finite and no denormal. NaN passes.
 static ALWAYS_INLINE V gelu_bounded_below(V x) { return LANES < 16 ? vmax(vsplat(-10.04f), x) : x; }
-static ALWAYS_INLINE V gelu_bounded(V x) { return LANES < 16 ? vmin(vsplat(9.98f), gelu_bounded_below(x)) : x; }
+static ALWAYS_INLINE V gelu_bounded(V x) {
+    return LANES < 16 ? vmin(vsplat(9.98f), gelu_bounded_below(x)) : x;
+}
 
 // 1 + exp(-2u), of which 1 / is s, for a bounded x.
 static ALWAYS_INLINE V gelu_one_plus_exp(V x) {
     if (LANES == 16) // exp = inf gives s = 0
-        return 1.0f + vexp(x * vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC), vsplat(-TWO_SQRT_2_OVER_PI)));
-    const V y_over_x = vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC * LOG2_E), vsplat(-TWO_SQRT_2_OVER_PI * LOG2_E));
+        return 1.0f + vexp(x * vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC),
+                                    vsplat(-TWO_SQRT_2_OVER_PI)));
+    const V y_over_x = vfma(x * x, vsplat(-TWO_SQRT_2_OVER_PI * CUBIC * LOG2_E),
+                            vsplat(-TWO_SQRT_2_OVER_PI * LOG2_E));
     return vone_plus_exp2(x, y_over_x);
 }
 
@@ -96,14 +104,16 @@ void backend_gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre)
     void *din = dpre.data;
     EACH_ELEMENT(E, pre.dtype, i, k, n, {
         const V x = gelu_bounded(vload_first(k, in, i, E)), s = 1.0f / gelu_one_plus_exp(x);
-        const V slope = vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
+        const V slope =
+            vfma(x * x, vsplat(3.0f * TWO_SQRT_2_OVER_PI * CUBIC), vsplat(TWO_SQRT_2_OVER_PI));
         const V ds = x * slope; // (1 - s) ds is that of s, relative to s
         vstore_first(k, din, i, vload_first(k, grad, i, E) * vfma(s, vfma(-s, ds, ds), s), E);
     });
     if (dbias.to.data) backend_bias_backward(dbias, dpre);
 }
 
-// ----------------------------------------------------------------------------------------- sums and scalings, for Muon
+// ----------------------------------------------------------------------------------------- sums
+// and scalings, for Muon
 
 void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     const int64_t n = tensor_numel(out);
@@ -141,19 +151,22 @@ void backend_stack_gather(Tensor stack, const Tensor *in, Tensor sumsq) {
 
 void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors) {
     const int64_t entries = stack.shape[0], n = tensor_numel(stack) / entries;
-    for (int64_t i = 0; i < entries; i++) scale_elements(out[i], tensor_slice_elements(stack, i * n, n), factors[i]);
+    for (int64_t i = 0; i < entries; i++)
+        scale_elements(out[i], tensor_slice_elements(stack, i * n, n), factors[i]);
 }
 
-// -------------------------------------------------------------------------------------------------------- gradient_add
+// -------------------------------------------------------------------------------------------------
+// gradient_add
 
-// Adds the fp32 gradients of a micro-step to gradients that are accumulated in the compute dtype. The sum is rounded
-// stochastically, because with rounding to nearest a small gradient would never change a large sum. Memory-bound: 6
-// bytes per element for the first micro-step, 8 for the others.
+// Adds the fp32 gradients of a micro-step to gradients that are accumulated in the compute dtype.
+// The sum is rounded stochastically, because with rounding to nearest a small gradient would never
+// change a large sum. Memory-bound: 6 bytes per element for the first micro-step, 8 for the others.
 
-// Elements [begin, end) of dst, which has dtype D; begin is a multiple of RANDOM_BLOCK. index: the counter of element
-// 0.
-static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, int64_t end, bool add, uint64_t seed,
-                                   uint64_t stream, uint64_t index, DType D) {
+// Elements [begin, end) of dst, which has dtype D; begin is a multiple of RANDOM_BLOCK. index: the
+// counter of element 0.
+static ALWAYS_INLINE void add_span(void *dst, const float *src, int64_t begin, int64_t end,
+                                   bool add, uint64_t seed, uint64_t stream, uint64_t index,
+                                   DType D) {
     uint32_t words[LANES][4];
     for (int64_t e = begin; e < end; e += RANDOM_BLOCK) {
         const int64_t n = end - e < RANDOM_BLOCK ? end - e : RANDOM_BLOCK;
@@ -173,21 +186,24 @@ void backend_gradient_add(Gradient dst, Tensor src, uint64_t seed, int stream, T
     const uint64_t name = (uint64_t)STREAM_GRADIENT + (uint64_t)stream;
 #pragma omp parallel for schedule(static)
     for (int64_t i = 0; i < n; i += TASK_ELEMENTS)
-        WITH_DTYPE(D, dst.to.dtype, add_span(dst.to.data, src.data, i, task_end(i, n), dst.add, seed, name, index, D));
+        WITH_DTYPE(
+            D, dst.to.dtype,
+            add_span(dst.to.data, src.data, i, task_end(i, n), dst.add, seed, name, index, D));
 }
 
 void backend_micro_step_count(Tensor control, int64_t count) {
     ((StepControl *)control.data)->micro_steps += (uint32_t)count;
 }
 
-// --------------------------------------------------------------------------------------------------- tensor_statistics
+// -------------------------------------------------------------------------------------------------
+// tensor_statistics
 
-// tensor_statistics, in one pass over the bits of a tensor. Magnitudes are compared as integers, because the ops run
-// with denormals flushed to 0 and a comparison of floats would not see them. Owns nothing; the counts do
-// not depend on the number of threads.
+// tensor_statistics, in one pass over the bits of a tensor. Magnitudes are compared as integers,
+// because the ops run with denormals flushed to 0 and a comparison of floats would not see them.
+// Owns nothing; the counts do not depend on the number of threads.
 
-// A tensor is cut into this many parts, each counted separately and added in order, so the sum of squares has the
-// same bits for any number of threads.
+// A tensor is cut into this many parts, each counted separately and added in order, so the sum of
+// squares has the same bits for any number of threads.
 enum { PARTS = 64 };
 
 typedef double VD __attribute__((vector_size(8 * LANES)));
@@ -198,12 +214,14 @@ typedef struct {
     VU zero, small, large, amax;
 } Lanes;
 
-static ALWAYS_INLINE void count_span(TensorStats *stats, const void *x, int64_t begin, int64_t end, FormatLimits limits,
-                                     DType E) {
+static ALWAYS_INLINE void count_span(TensorStats *stats, const void *x, int64_t begin, int64_t end,
+                                     FormatLimits limits, DType E) {
     Lanes c = {0};
-    const int64_t missing = (LANES - (end - begin) % LANES) % LANES; // lanes of the last vector, which read as 0
+    // lanes of the last vector, which read as 0
+    const int64_t missing = (LANES - (end - begin) % LANES) % LANES;
     EACH_LANES(i, k, end - begin, {
-        const VU bits = (VU)vload_first(k, x, begin + i, E), size = bits & (uint32_t)FLOAT_MAGNITUDE;
+        const VU bits = (VU)vload_first(k, x, begin + i, E),
+                 size = bits & (uint32_t)FLOAT_MAGNITUDE;
         const VU finite = vless_bits(size, vsplat_bits(FLOAT_INFINITY));
         const VU larger = vless_bits(c.amax, size & finite);
         const VD value = __builtin_convertvector((V)(bits & finite), VD);
@@ -235,7 +253,8 @@ void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < PARTS; p++) {
         const int64_t begin = min_i64(p * length, n), end = min_i64(begin + length, n);
-        if (begin < end) WITH_DTYPE(E, t.dtype, count_span(&parts[p], t.data, begin, end, limits, E));
+        if (begin < end)
+            WITH_DTYPE(E, t.dtype, count_span(&parts[p], t.data, begin, end, limits, E));
     }
     TensorStats *sum = stats.data;
     for (int p = 0; p < PARTS; p++) {

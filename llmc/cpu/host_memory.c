@@ -17,20 +17,23 @@ static const struct {
 } group_files[] = {[1] = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
                    [2] = {"memory.max", "memory.current", "inactive_file "}};
 
-static bool read_group_number(const char *directory, const char *name, const char *key, uint64_t *value) {
+static bool read_group_number(const char *directory, const char *name, const char *key,
+                              uint64_t *value) {
     char path[PATH_MAX + 32];
     snprintf(path, sizeof path, "%s/%s", directory, name);
     return limits_read_number(path, key, value);
 }
 
-// Lowers *context to the limit of one group, if it has one ("max" or a number beyond the RAM says it has not).
+// Lowers *context to the limit of one group, if it has one ("max" or a number beyond the RAM says
+// it has not).
 static void apply_group(void *context, const char *directory, int version) {
     HostMemory *memory = context;
     uint64_t limit, usage = 0, cache = 0;
     if (!read_group_number(directory, group_files[version].limit, "", &limit)) return;
     read_group_number(directory, group_files[version].usage, "", &usage);
     read_group_number(directory, "memory.stat", group_files[version].cache_key, &cache);
-    const uint64_t held = usage - min_size(usage, cache); // the kernel drops inactive file pages before it kills
+    // the kernel drops inactive file pages before it kills
+    const uint64_t held = usage - min_size(usage, cache);
     memory->total = min_size(memory->total, limit);
     memory->available = min_size(memory->available, limit - min_size(limit, held));
 }
@@ -55,7 +58,8 @@ bool host_memory_read(const char *root, HostMemory *memory, Error *err) {
     uint64_t total, available;
     errno = 0;
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
-    if (!limits_read_number(path, "MemTotal:", &total) || !limits_read_number(path, "MemAvailable:", &available)) {
+    if (!limits_read_number(path, "MemTotal:", &total) ||
+        !limits_read_number(path, "MemAvailable:", &available)) {
         if (errno == ENOMEM) return error_set(err, "%s: out of memory", path);
         return error_set(err, "%s: no MemTotal and MemAvailable; is /proc mounted?", path);
     }
@@ -76,8 +80,10 @@ size_t host_cache_bytes(const char *root) {
         char id_path[PATH_MAX], size_path[PATH_MAX];
         uint64_t id, kib;
         if (!CPU_ISSET(cpu, &allowed)) continue;
-        snprintf(id_path, sizeof id_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/id", root, cpu);
-        snprintf(size_path, sizeof size_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/size", root, cpu);
+        snprintf(id_path, sizeof id_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/id", root,
+                 cpu);
+        snprintf(size_path, sizeof size_path, "%s/sys/devices/system/cpu/cpu%zu/cache/index3/size",
+                 root, cpu);
         if (!limits_read_number(id_path, "", &id) || id >= MOST_CACHES || seen[id]) continue;
         seen[id] = true;
         if (limits_read_number(size_path, "", &kib)) bytes += (size_t)kib * 1024; // "32768K"

@@ -9,7 +9,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-// The case that a primitive is made for. All fields are 64 bits wide, so that keys compare as bytes.
+// The case that a primitive is made for. All fields are 64 bits wide, so that keys compare as
+// bytes.
 typedef struct {
     int64_t M, N, K;
     int64_t dst_row, a_row, a_col, b_row, b_col; // strides; columns of dst are contiguous
@@ -25,8 +26,9 @@ typedef struct {
     int64_t scratch_bytes;
 } Entry;
 
-// A model needs about 20 shapes, and as many again for each number of rows that it is called with. Sampling calls with
-// every number of rows up to T: the least recently used primitive is evicted (a new one costs 0.2 to 0.5 ms).
+// A model needs about 20 shapes, and as many again for each number of rows that it is called with.
+// Sampling calls with every number of rows up to T: the least recently used primitive is evicted (a
+// new one costs 0.2 to 0.5 ms).
 enum { CACHE_ENTRIES = 128 };
 
 struct Onednn {
@@ -39,21 +41,23 @@ struct Onednn {
     Entry entries[CACHE_ENTRIES];
 };
 
-#define DNNL_REQUIRE(call)                                                                                             \
-    do {                                                                                                               \
-        dnnl_status_t status_ = (call);                                                                                \
-        REQUIRE_MEMORY(status_ != dnnl_out_of_memory, "oneDNN: %s", #call);                                            \
-        REQUIRE(status_ == dnnl_success, "oneDNN: status %d from %s", (int)status_, #call);                            \
+#define DNNL_REQUIRE(call)                                                                         \
+    do {                                                                                           \
+        dnnl_status_t status_ = (call);                                                            \
+        REQUIRE_MEMORY(status_ != dnnl_out_of_memory, "oneDNN: %s", #call);                        \
+        REQUIRE(status_ == dnnl_success, "oneDNN: status %d from %s", (int)status_, #call);        \
     } while (0)
 
-// oneDNN is C++: where new fails, it would throw through its C functions, so the program ends first.
+// oneDNN is C++: where new fails, it would throw through its C functions, so the program ends
+// first.
 static void onednn_new_failed(void) { out_of_memory("oneDNN"); }
 
-// oneDNN 2.6 crashes where posix_memalign or mmap fail (c_compatible, Xbyak's allocator), so what is made by it is made
-// with memory to spare. A matmul takes some 100 KiB.
+// oneDNN 2.6 crashes where posix_memalign or mmap fail (c_compatible, Xbyak's allocator), so what
+// is made by it is made with memory to spare. A matmul takes some 100 KiB.
 static void onednn_require_memory(void) {
     enum { SPARE_BYTES = 16 << 20 };
-    void *spare = mmap(NULL, SPARE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *spare =
+        mmap(NULL, SPARE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     REQUIRE_MEMORY(spare != MAP_FAILED, "oneDNN");
     munmap(spare, SPARE_BYTES);
 }
@@ -61,7 +65,8 @@ static void onednn_require_memory(void) {
 Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
     typedef void (*Handler)(void);
     Handler (*set_new_handler)(Handler);
-    *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE"); // std::set_new_handler
+    // std::set_new_handler
+    *(void **)&set_new_handler = dlsym(RTLD_DEFAULT, "_ZSt15set_new_handlerPFvvE");
     if (set_new_handler) set_new_handler(onednn_new_failed);
     onednn_require_memory();
 
@@ -87,7 +92,8 @@ Onednn *onednn_create(CpuCodeChoice limit, Error *err) {
     }
 
     dnnl_status_t status = dnnl_engine_create(&dnn->engine, dnnl_cpu, 0);
-    if (status == dnnl_success) status = dnnl_stream_create(&dnn->stream, dnn->engine, dnnl_stream_default_flags);
+    if (status == dnnl_success)
+        status = dnnl_stream_create(&dnn->stream, dnn->engine, dnnl_stream_default_flags);
     if (status != dnnl_success) {
         error_set(err, "oneDNN %s does not start: status %d", onednn_version(), (int)status);
         onednn_destroy(dnn);
@@ -132,7 +138,8 @@ bool onednn_has_bf16(void) {
     return (onednn_instructions() & needed) == needed;
 }
 
-// ------------------------------------------------------------------------------------- differences of versions 2 and 3
+// ------------------------------------------------------------------------------------- differences
+// of versions 2 and 3
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Descriptor; // a handle
@@ -144,7 +151,8 @@ typedef const dnnl_memory_desc_t *ConstDescriptor;
 #define DESCRIPTOR_ARG(d) (&(d))
 #endif
 
-static Descriptor descriptor_create(int64_t rows, int64_t cols, DType dtype, int64_t row_stride, int64_t col_stride) {
+static Descriptor descriptor_create(int64_t rows, int64_t cols, DType dtype, int64_t row_stride,
+                                    int64_t col_stride) {
     Descriptor d;
     dnnl_dims_t dims = {rows, cols}, strides = {row_stride, col_stride};
     const dnnl_data_type_t type = dtype == DTYPE_BF16 ? dnnl_bf16 : dnnl_f32;
@@ -164,8 +172,9 @@ static void descriptor_destroy(Descriptor *d) {
 #endif
 }
 
-static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t engine, Descriptor *a, Descriptor *b,
-                                       Descriptor *bias, Descriptor *dst, dnnl_primitive_attr_t attr) {
+static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t engine,
+                                       Descriptor *a, Descriptor *b, Descriptor *bias,
+                                       Descriptor *dst, dnnl_primitive_attr_t attr) {
 #if DNNL_VERSION_MAJOR >= 3
     const Descriptor of_bias = bias ? *bias : NULL;
     return dnnl_matmul_primitive_desc_create(pd, engine, *a, *b, of_bias, *dst, attr);
@@ -176,7 +185,8 @@ static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t 
 #endif
 }
 
-// ------------------------------------------------------------------------------------------------------ the primitives
+// -------------------------------------------------------------------------------------------------
+// the primitives
 
 static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     DType source = (DType)k->source;
@@ -203,15 +213,18 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     e->key = *k;
     dnnl_status_t status = matmul_descriptor(&pd, engine, &a, &b, given_bias, &dst, attr);
     REQUIRE_MEMORY(status != dnnl_out_of_memory, "a matmul of oneDNN");
-    REQUIRE(status == dnnl_success || status == dnnl_unimplemented, "oneDNN: matmul %lldx%lldx%lld: status %d",
-            (long long)k->M, (long long)k->N, (long long)k->K, (int)status);
+    REQUIRE(status == dnnl_success || status == dnnl_unimplemented,
+            "oneDNN: matmul %lldx%lldx%lld: status %d", (long long)k->M, (long long)k->N,
+            (long long)k->K, (int)status);
     if (status == dnnl_success) {
         DNNL_REQUIRE(dnnl_primitive_create(&e->primitive, pd));
         // Addresses are set at each call.
         DNNL_REQUIRE(dnnl_memory_create(&e->a, DESCRIPTOR_ARG(a), engine, DNNL_MEMORY_NONE));
         DNNL_REQUIRE(dnnl_memory_create(&e->b, DESCRIPTOR_ARG(b), engine, DNNL_MEMORY_NONE));
         DNNL_REQUIRE(dnnl_memory_create(&e->dst, DESCRIPTOR_ARG(dst), engine, DNNL_MEMORY_NONE));
-        if (k->bias) DNNL_REQUIRE(dnnl_memory_create(&e->bias, DESCRIPTOR_ARG(bias), engine, DNNL_MEMORY_NONE));
+        if (k->bias)
+            DNNL_REQUIRE(
+                dnnl_memory_create(&e->bias, DESCRIPTOR_ARG(bias), engine, DNNL_MEMORY_NONE));
         ConstDescriptor scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
         DNNL_REQUIRE(dnnl_memory_create(&e->scratch, scratch, engine, DNNL_MEMORY_NONE));
         e->scratch_bytes = (int64_t)dnnl_memory_desc_get_size(scratch);
@@ -224,7 +237,8 @@ static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     descriptor_destroy(&bias);
 }
 
-// The entry for k: cached, or created now in a free slot or in the slot of the least recently used one.
+// The entry for k: cached, or created now in a free slot or in the slot of the least recently used
+// one.
 static Entry *find_or_create(Onednn *dnn, const Key *k) {
     Entry *place = NULL;
     for (int i = 0; i < dnn->count; i++) {
@@ -249,8 +263,8 @@ void onednn_set_scratch(Onednn *dnn, void *p, int64_t bytes) {
     dnn->scratch_bytes = bytes;
 }
 
-bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void *bias,
-                   bool accumulate) {
+bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b,
+                   void *bias, bool accumulate) {
     REQUIRE(dst.col_stride == 1, "onednn_matmul: dst is transposed");
     if (a.dtype == DTYPE_BF16 && !onednn_has_bf16()) return false;
     Key key = {.M = M,
@@ -272,7 +286,8 @@ bool onednn_matmul(Onednn *dnn, int64_t M, int64_t N, int64_t K, Matrix dst, Mat
         free(dnn->own_scratch);
         dnn->own_scratch_bytes = e->scratch_bytes;
         dnn->own_scratch = memalign(64, (size_t)e->scratch_bytes);
-        REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul", (long long)e->scratch_bytes);
+        REQUIRE_MEMORY(dnn->own_scratch, "%lld bytes of scratch for a matmul",
+                       (long long)e->scratch_bytes);
     }
     void *scratch = dnn->own_scratch;
     if (fits) scratch = dnn->scratch;

@@ -14,12 +14,14 @@
 #include "llmc/cpu/cpu.h"
 #include <math.h>
 
-// --------------------------------------------------------------------------------------------------------------- parts
+// -------------------------------------------------------------------------------------------------
+// parts
 
-// How work on an array of tensors is split: each tensor into max 128 parts, numbered consecutively over all tensors.
-// The threads of one parallel loop take them as they become free. So the hundred small tensors of a model cost nothing
-// extra, and the last thread does not wait long for the largest. The split depends only on sizes, and the results of
-// parts are added in order, so the bits do not depend on the number of threads.
+// How work on an array of tensors is split: each tensor into max 128 parts, numbered consecutively
+// over all tensors. The threads of one parallel loop take them as they become free. So the hundred
+// small tensors of a model cost nothing extra, and the last thread does not wait long for the
+// largest. The split depends only on sizes, and the results of parts are added in order, so the
+// bits do not depend on the number of threads.
 
 // A part ends at a multiple of STATE_BLOCK, which is also a multiple of the vector length.
 enum { MAX_PARTS = 128, MIN_PART_ELEMENTS = 16384 };
@@ -43,7 +45,8 @@ static int64_t part_elements(int64_t numel) {
 }
 
 // Lays out the workspace; returns its bytes. first[] is at the start.
-static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_t *sums, int64_t *scratch) {
+static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_t *sums,
+                            int64_t *scratch) {
     int64_t end = 0;
     cpu_part(&end, (n + 1) * (int64_t)sizeof(int64_t));
     *numel = cpu_part(&end, n * (int64_t)sizeof(int64_t));
@@ -55,7 +58,9 @@ static int64_t parts_layout(int n, int64_t scratch_bytes, int64_t *numel, int64_
 // A matrix of one group of rows has its column sums in col itself. With two groups or more,
 // rows >= 65, and rows / 64 + 1 sums per column are less than 1/32 of the matrix. numel: of all
 // matrices.
-static int64_t adafactor_scratch_bytes(int64_t numel) { return numel / 32 * (int64_t)sizeof(float); }
+static int64_t adafactor_scratch_bytes(int64_t numel) {
+    return numel / 32 * (int64_t)sizeof(float);
+}
 
 int64_t cpu_optimizer_workspace(OpsShape shape) {
     int64_t numel, sums, scratch;
@@ -94,11 +99,13 @@ static Part parts_get(Parts p, int64_t number) {
 // The sum of p.sums over the parts of a tensor, in order.
 static double parts_sum(Parts p, int tensor) {
     double sum = 0.0;
-    for (int64_t number = p.first[tensor]; number < p.first[tensor + 1]; number++) sum += p.sums[number];
+    for (int64_t number = p.first[tensor]; number < p.first[tensor + 1]; number++)
+        sum += p.sums[number];
     return sum;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- norm
+// -------------------------------------------------------------------------------------------------
+// norm
 
 // fp32 sums are kept as short as this, then added in fp64.
 enum { RUN = 4096 };
@@ -137,9 +144,11 @@ void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
     for (int i = 0; i < n; i++) out[i] = (float)parts_sum(parts, i);
 }
 
-// ------------------------------------------------------------------------------------------------------------ decision
+// -------------------------------------------------------------------------------------------------
+// decision
 
-void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
+void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens,
+                                 StepLimits limits) {
     const int num_tensors = (int)tensor_numel(sumsq);
     const float *loss = losses.data;
     double loss_sum = 0.0;
@@ -147,7 +156,8 @@ void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, in
     step_control_decide(control.data, sumsq.data, num_tensors, loss_sum, num_tokens, limits);
 }
 
-// -------------------------------------------------------------------------------------------------------------- update
+// -------------------------------------------------------------------------------------------------
+// update
 
 // The constants of one step, in the form the inner loops use.
 typedef struct {
@@ -174,25 +184,29 @@ static Step step_begin(const UpdateParams *p, const StepControl *decided) {
 enum { OF_WEIGHT, OF_M, OF_V }; // the streams of random bits: k of ops.h
 
 static RandomBits random_bits(const UpdateTensor *t, const Step *s, int k) {
-    return (RandomBits){s->seed, STREAM_ROUNDING + (uint64_t)t->stream + ((uint64_t)k << 20), s->update, t->offset};
+    return (RandomBits){s->seed, STREAM_ROUNDING + (uint64_t)t->stream + ((uint64_t)k << 20),
+                        s->update, t->offset};
 }
 
-static ALWAYS_INLINE void open_m(Moment *m, const UpdateTensor *t, const Step *s, Span at, DType S) {
+static ALWAYS_INLINE void open_m(Moment *m, const UpdateTensor *t, const Step *s, Span at,
+                                 DType S) {
     moment_open(m, t->m, t->m_scale, at, &s->signed_map, true, random_bits(t, s, OF_M), S);
 }
-static ALWAYS_INLINE V scaled_gradient(const UpdateTensor *t, const Step *s, int64_t e, int k, DType G) {
+static ALWAYS_INLINE V scaled_gradient(const UpdateTensor *t, const Step *s, int64_t e, int k,
+                                       DType G) {
     return vload_first(k, t->grad.data, e, G) * s->grad_factor;
 }
 
-// --------------------------------------------------------------------------------------------------------------- rules
+// -------------------------------------------------------------------------------------------------
+// rules
 
 static ALWAYS_INLINE float one_minus(float beta) { return (float)(1.0 - (double)beta); }
 
-// Each updates its moments and leaves the direction of the update: the learning rate multiplies it and the decay.
-// G and S, the dtypes of gradient and moments, are constants.
+// Each updates its moments and leaves the direction of the update: the learning rate multiplies it
+// and the decay. G and S, the dtypes of gradient and moments, are constants.
 
-static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
-                                          DType G) {
+static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, const Step *s,
+                                          Span at, DType S, DType G) {
     const MomentRates of = s->moments[t->group];
     const float m_correction = s->m_correction[t->group], v_correction = s->v_correction[t->group];
     Moment first, second;
@@ -201,7 +215,8 @@ static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, c
     EACH_LANES(i, k, at.count, {
         const V g = scaled_gradient(t, s, at.begin + i, k, G);
         const V m = vfma(vsplat(of.beta1), moment_load(&first, i, k, S), one_minus(of.beta1) * g);
-        const V v = vfma(vsplat(of.beta2), moment_load(&second, i, k, S), one_minus(of.beta2) * (g * g));
+        const V v =
+            vfma(vsplat(of.beta2), moment_load(&second, i, k, S), one_minus(of.beta2) * (g * g));
         direction[i / LANES] = m * m_correction / (vsqrt(v * v_correction) + of.eps);
         moment_store(&first, i, k, m, S);
         moment_store(&second, i, k, v, S);
@@ -210,8 +225,8 @@ static ALWAYS_INLINE void adamw_direction(V *direction, const UpdateTensor *t, c
     moment_close(&second, at, S);
 }
 
-static ALWAYS_INLINE void lion_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S,
-                                         DType G) {
+static ALWAYS_INLINE void lion_direction(V *direction, const UpdateTensor *t, const Step *s,
+                                         Span at, DType S, DType G) {
     const MomentRates of = s->moments[t->group];
     Moment first;
     open_m(&first, t, s, at, S);
@@ -226,7 +241,8 @@ static ALWAYS_INLINE void lion_direction(V *direction, const UpdateTensor *t, co
     moment_close(&first, at, S);
 }
 
-static ALWAYS_INLINE void sgd_direction(V *direction, const UpdateTensor *t, const Step *s, Span at, DType S, DType G) {
+static ALWAYS_INLINE void sgd_direction(V *direction, const UpdateTensor *t, const Step *s, Span at,
+                                        DType S, DType G) {
     Moment first;
     open_m(&first, t, s, at, S);
     EACH_LANES(i, k, at.count, {
@@ -276,8 +292,10 @@ static void adafactor_direction(V *u, const V *g, const UpdateTensor *t, double 
 }
 
 // The direction by the rule of the tensor. Only the three with moments are compiled for each dtype.
-static void find_direction(V *direction, const UpdateTensor *t, const Step *s, double mean_row, Span at) {
-#define WITH_MOMENTS(f) WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, f(direction, t, s, at, S, G)))
+static void find_direction(V *direction, const UpdateTensor *t, const Step *s, double mean_row,
+                           Span at) {
+#define WITH_MOMENTS(f)                                                                            \
+    WITH_STATE(S, t->m.dtype, WITH_DTYPE(G, t->grad.dtype, f(direction, t, s, at, S, G)))
     if (t->rule == RULE_ADAMW) {
         WITH_MOMENTS(adamw_direction);
     } else if (t->rule == RULE_LION) {
@@ -296,35 +314,41 @@ static void find_direction(V *direction, const UpdateTensor *t, const Step *s, d
 #undef WITH_MOMENTS
 }
 
-// ------------------------------------------------------------------------------------------------------------- weights
+// -------------------------------------------------------------------------------------------------
+// weights
 
 // w - lr (rate direction + decay w).
 static ALWAYS_INLINE V descended(V w, V direction, const UpdateTensor *t, const Step *s) {
     return w - t->rate * s->learning_rate * vfma(vsplat(t->weight_decay / t->rate), w, direction);
 }
 
-static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
+static ALWAYS_INLINE void move_master(const V *direction, const UpdateTensor *t, const Step *s,
+                                      Span at, DType E) {
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;
-        const V w = descended(vload_first(k, t->master.data, e, DTYPE_FP32), direction[i / LANES], t, s);
+        const V w =
+            descended(vload_first(k, t->master.data, e, DTYPE_FP32), direction[i / LANES], t, s);
         vstore_first(k, t->master.data, e, w, DTYPE_FP32);
         vstore_first(k, t->weight.data, e, w, E);
     });
 }
 
-// The part that the weight cannot hold is kept for the next step. Kahan, "Further remarks on reducing truncation
-// errors", 1965.
-static ALWAYS_INLINE void move_compensated(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
+// The part that the weight cannot hold is kept for the next step. Kahan, "Further remarks on
+// reducing truncation errors", 1965.
+static ALWAYS_INLINE void move_compensated(const V *direction, const UpdateTensor *t, const Step *s,
+                                           Span at, DType E) {
     EACH_LANES(i, k, at.count, {
         const int64_t e = at.begin + i;
-        const V before = vload_first(k, t->weight.data, e, E) + vload_first(k, t->compensation.data, e, E);
+        const V before =
+            vload_first(k, t->weight.data, e, E) + vload_first(k, t->compensation.data, e, E);
         const V w = descended(before, direction[i / LANES], t, s);
         vstore_first(k, t->weight.data, e, w, E);
         vstore_first(k, t->compensation.data, e, w - vload_first(k, t->weight.data, e, E), E);
     });
 }
 
-static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t, const Step *s, Span at, DType E) {
+static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t, const Step *s,
+                                      Span at, DType E) {
     HalfWords random;
     if (E == DTYPE_BF16) half_words_make(&random, random_bits(t, s, OF_WEIGHT), at);
     EACH_LANES(i, k, at.count, {
@@ -335,7 +359,8 @@ static ALWAYS_INLINE void move_weight(const V *direction, const UpdateTensor *t,
     });
 }
 
-void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params, Tensor control) {
+void backend_optimizer_update(UpdateList *list, int first, int count, UpdateParams params,
+                              Tensor control) {
     const Parts parts = parts_begin("optimizer_update", count, 0);
     const UpdateTensor *tensors = list->tensors + first;
 
@@ -364,9 +389,11 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
     }
 }
 
-// ----------------------------------------------------------------------------------------------------- Muon's momentum
+// -------------------------------------------------------------------------------------------------
+// Muon's momentum
 
-static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, Span at, DType S, DType G) {
+static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, Span at, DType S,
+                                         DType G) {
     Moment first;
     open_m(&first, t, s, at, S);
     EACH_LANES(i, k, at.count, {
@@ -395,24 +422,27 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
         const Part part = parts_get(parts, number);
         const UpdateTensor *t = &tensors[part.tensor];
         for (int64_t e = part.begin; e < part.end; e += STATE_BLOCK)
-            WITH_STATE(S, t->m.dtype,
-                       WITH_DTYPE(G, t->grad.dtype, momentum_block(t, &step, span_at(e, part.end), S, G)));
+            WITH_STATE(
+                S, t->m.dtype,
+                WITH_DTYPE(G, t->grad.dtype, momentum_block(t, &step, span_at(e, part.end), S, G)));
     }
 }
 
-// ---------------------------------------------------------------------------------------------- Adafactor's statistics
+// ----------------------------------------------------------------------------------------------
+// Adafactor's statistics
 
-// Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern, "Adafactor: Adaptive
-// Learning Rates with Sublinear Memory Cost", 2018.
+// Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern,
+// "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
 
 //
-// The statistics read the gradient twice: for the sums of squares and then, with rows and columns known, for the size
-// of the update. A matrix is split into groups of rows, which the threads take as they become free. Each group sums its
-// columns separately, and the groups are added in order.
+// The statistics read the gradient twice: for the sums of squares and then, with rows and columns
+// known, for the size of the update. A matrix is split into groups of rows, which the threads take
+// as they become free. Each group sums its columns separately, and the groups are added in order.
 
 static const float SMALLEST = 1e-30f; // added to the square of a gradient
 
-// Rows of a group: enough that the column sums, one row per group, are small compared with the matrix.
+// Rows of a group: enough that the column sums, one row per group, are small compared with the
+// matrix.
 enum { MAX_GROUPS = 128, MIN_GROUP_ROWS = 64 };
 
 // The constants of one step.
@@ -420,9 +450,10 @@ typedef struct {
     float grad_factor, keep, take; // mean = keep mean + take g^2
 } StatisticsStep;
 
-// row[i] of the rows [begin, end), and their share of the columns' means added to sums: take / rows * sum of g2.
-static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, float *sums, int64_t begin, int64_t end,
-                                      DType G) {
+// row[i] of the rows [begin, end), and their share of the columns' means added to sums: take / rows
+// * sum of g2.
+static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, float *sums,
+                                      int64_t begin, int64_t end, DType G) {
     const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
     const float of_column = s.take / (float)rows;
     float *row = t->row.data;
@@ -434,7 +465,8 @@ static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, f
                 const V g = vload_first(k, t->grad.data, i * cols + j + c, G) * s.grad_factor;
                 const V g2 = vfirst(k, vfma(g, g, vsplat(SMALLEST)), vzero());
                 sum += g2;
-                vstore_first(k, sums, j + c, vfma(vsplat(of_column), g2, vload_first(k, sums, j + c, DTYPE_FP32)),
+                vstore_first(k, sums, j + c,
+                             vfma(vsplat(of_column), g2, vload_first(k, sums, j + c, DTYPE_FP32)),
                              DTYPE_FP32);
             });
             of_row += vsum(sum);
@@ -445,7 +477,8 @@ static ALWAYS_INLINE void add_moments(const UpdateTensor *t, StatisticsStep s, f
 
 static void matrix_moments(const UpdateTensor *t, StatisticsStep s, float *scratch) {
     const int64_t rows = tensor_numel(t->row), cols = tensor_numel(t->col);
-    const int64_t size = max_i64(ceil_div(rows, MAX_GROUPS), MIN_GROUP_ROWS), groups = ceil_div(rows, size);
+    const int64_t size = max_i64(ceil_div(rows, MAX_GROUPS), MIN_GROUP_ROWS),
+                  groups = ceil_div(rows, size);
     float *col = t->col.data;
 
     if (groups == 1)
@@ -512,7 +545,8 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     if (decided->skip != SKIP_NONE) return;
     const StatisticsStep step = {decided->grad_factor, decided->keep, decided->take};
 
-    for (int i = 0; i < n; i++) { // tensor by tensor, because each needs its complete rows and columns
+    for (int i = 0; i < n;
+         i++) { // tensor by tensor, because each needs its complete rows and columns
         const UpdateTensor *t = &tensors[i];
         if (t->rule != RULE_ADAFACTOR) continue;
         if (t->row.data) matrix_moments(t, step, (float *)(void *)parts.scratch);
@@ -523,6 +557,7 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
             if (!t->row.data) vector_moments(t, step, part);
             parts.sums[number] = part_size(t, step.grad_factor, mean_row, part);
         }
-        *(float *)t->rms.data = (float)sqrt(parts_sum(parts, i) / (double)(tensor_numel(t->weight) - t->padding));
+        *(float *)t->rms.data =
+            (float)sqrt(parts_sum(parts, i) / (double)(tensor_numel(t->weight) - t->padding));
     }
 }

@@ -9,12 +9,14 @@
 #include "llmc/number.h"
 #include "llmc/ops.h"
 
-// -------------------------------------------------------------------------------------------------------- 8-bit states
+// -------------------------------------------------------------------------------------------------
+// 8-bit states
 
-// llmc/number.h a vector at a time: the same operations in the same order, so the same codes and numbers. Its
-// loops over the decades become counts, its arrays lookups in a register.
+// llmc/number.h a vector at a time: the same operations in the same order, so the same codes and
+// numbers. Its loops over the decades become counts, its arrays lookups in a register.
 
-// One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Entry d of a table belongs to decade d.
+// One of the two maps: signed (first_cells 1) or unsigned (first_cells 2). Entry d of a table
+// belongs to decade d.
 typedef struct {
     int first_cells;
     float border[DYNAMIC8_DECADES + 1];
@@ -36,24 +38,29 @@ static inline Dynamic8 dynamic8_map(int first_cells) {
     return map;
 }
 
-// The number of each magnitude code: 0 and 1, or (cell / cells + half a cell + 1/9) of the width of its decade. With q
-// = code + first_cells - 1 = cells + cell, and cells a power of two, the bits of q as a float are the decade and cell /
-// cells.
+// The number of each magnitude code: 0 and 1, or (cell / cells + half a cell + 1/9) of the width of
+// its decade. With q = code + first_cells - 1 = cells + cell, and cells a power of two, the bits of
+// q as a float are the decade and cell / cells.
 static ALWAYS_INLINE V dynamic8_magnitudes(const Dynamic8 *map, VI code) {
     const VI q = code + (map->first_cells - 1);
     const VU bits = (VU) __builtin_convertvector(q, V);
-    const VU decade = (bits >> 23) - (127u + (uint32_t)(map->first_cells - 1)); // first_cells 2: one binade higher
+    const VU decade = (bits >> 23) -
+                      (127u + (uint32_t)(map->first_cells - 1)); // first_cells 2: one binade higher
     const V fraction = (V)((bits & 0x7FFFFFu) | 0x3F800000u) - 1.0f;
-    const V number = (fraction + vlookup(map->half_cell, decade) + 1.0f / 9.0f) * vlookup(map->width, decade);
+    const V number =
+        (fraction + vlookup(map->half_cell, decade) + 1.0f / 9.0f) * vlookup(map->width, decade);
     const V p = __builtin_convertvector(code, V);
-    const V or_one = vwhere_greater(p, vsplat((float)(127 * map->first_cells) + 0.5f), vsplat(1.0f), number);
+    const V or_one =
+        vwhere_greater(p, vsplat((float)(127 * map->first_cells) + 0.5f), vsplat(1.0f), number);
     return vwhere_greater(p, vzero(), or_one, vzero());
 }
 
-// The codes of magnitudes in [0, 1]; a magnitude nearer to 0 than to the first number becomes below_first.
+// The codes of magnitudes in [0, 1]; a magnitude nearer to 0 than to the first number becomes
+// below_first.
 static ALWAYS_INLINE VI dynamic8_codes(const Dynamic8 *map, V x, VI below_first) {
     VI decade = {0};
-    for (int d = 1; d < DYNAMIC8_DECADES; d++) decade = vcount_greater(decade, x, vsplat(map->border[d]));
+    for (int d = 1; d < DYNAMIC8_DECADES; d++)
+        decade = vcount_greater(decade, x, vsplat(map->border[d]));
     const V cell = (x - vlookup(map->begin, (VU)decade)) * vlookup(map->slope, (VU)decade);
     const V last = vlookup(map->last_cell, (VU)decade); // cells - 1
     VI code = __builtin_convertvector(vmin(cell, last), VI) + __builtin_convertvector(last, VI);
@@ -71,10 +78,12 @@ static ALWAYS_INLINE VI dynamic8_encode_lanes(const Dynamic8 *map, V x, bool is_
         p -= (p >> 7) & negative; // -1 has no code: 128 becomes 127
         return DYNAMIC8_ZERO_SIGNED + ((p ^ negative) - negative);
     }
-    return dynamic8_codes(map, x, vcount_greater(zero, x, vzero())); // a positive value never becomes 0
+    return dynamic8_codes(map, x,
+                          vcount_greater(zero, x, vzero())); // a positive value never becomes 0
 }
 
-// -------------------------------------------------------------------------------------------------------------- blocks
+// -------------------------------------------------------------------------------------------------
+// blocks
 
 enum { BLOCK_VECTORS = STATE_BLOCK / LANES };
 
@@ -93,7 +102,8 @@ static ALWAYS_INLINE Span span_at(int64_t begin, int64_t end) {
 }
 
 static ALWAYS_INLINE void block_load(V *x, Tensor t, Span at) {
-    WITH_DTYPE(E, t.dtype, EACH_LANES(i, k, at.count, x[i / LANES] = vload_first(k, t.data, at.begin + i, E)));
+    WITH_DTYPE(E, t.dtype,
+               EACH_LANES(i, k, at.count, x[i / LANES] = vload_first(k, t.data, at.begin + i, E)));
 }
 
 static ALWAYS_INLINE void block_load_scaled(V *x, Tensor t, float factor, Span at) {
@@ -101,7 +111,8 @@ static ALWAYS_INLINE void block_load_scaled(V *x, Tensor t, float factor, Span a
     for (int i = 0; i < at.vectors; i++) x[i] *= factor;
 }
 
-// ------------------------------------------------------------------------------------------------ stochastic rounding
+// ------------------------------------------------------------------------------------------------
+// stochastic rounding
 
 // The numbers that select a tensor's random bits.
 typedef struct {
@@ -125,20 +136,22 @@ static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
     return round_stochastically(x, vrounding_bits_at(h->words[i / RANDOM_BLOCK], i % RANDOM_BLOCK));
 }
 
-// ------------------------------------------------------------------------------------------------------------- moments
+// -------------------------------------------------------------------------------------------------
+// moments
 
 // Runs the statements with the constant S, the dtype of the moments.
-#define WITH_STATE(S, dtype_, ...)                                                                                     \
-    do {                                                                                                               \
-        if ((dtype_) == DTYPE_U8) {                                                                                    \
-            const DType S = DTYPE_U8;                                                                                  \
-            __VA_ARGS__;                                                                                               \
-        } else                                                                                                         \
-            WITH_DTYPE(S, dtype_, __VA_ARGS__);                                                                        \
+#define WITH_STATE(S, dtype_, ...)                                                                 \
+    do {                                                                                           \
+        if ((dtype_) == DTYPE_U8) {                                                                \
+            const DType S = DTYPE_U8;                                                              \
+            __VA_ARGS__;                                                                           \
+        } else                                                                                     \
+            WITH_DTYPE(S, dtype_, __VA_ARGS__);                                                    \
     } while (0)
 
-// A block of a first moment (signed) or a second one while an update runs over it, in the dtype S. 8-bit states are
-// stored when the whole block is known, because the largest magnitude is its scale.
+// A block of a first moment (signed) or a second one while an update runs over it, in the dtype S.
+// 8-bit states are stored when the whole block is known, because the largest magnitude is its
+// scale.
 typedef struct {
     void *data; // of the block
     float *scale;
@@ -148,14 +161,16 @@ typedef struct {
     Block next;       // 8 bits
 } Moment;
 
-static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span at, const Dynamic8 *map, bool is_signed,
-                                      RandomBits random, DType S) {
+static ALWAYS_INLINE void moment_open(Moment *m, Tensor t, Tensor scales, Span at,
+                                      const Dynamic8 *map, bool is_signed, RandomBits random,
+                                      DType S) {
     int64_t size = 4;
     if (S == DTYPE_BF16) size = 2;
     if (S == DTYPE_U8) size = 1;
     m->data = (char *)t.data + at.begin * size;
     if (S == DTYPE_U8) {
-        m->scale = (float *)scales.data + at.begin / STATE_BLOCK; // a block begins where a scale does
+        // a block begins where a scale does
+        m->scale = (float *)scales.data + at.begin / STATE_BLOCK;
         m->map = map;
         m->is_signed = is_signed;
     }
@@ -186,8 +201,9 @@ static ALWAYS_INLINE void moment_close(Moment *m, Span at, DType S) {
     for (int i = 0; i < at.vectors; i++) largest = vmax((V)((VU)m->next[i] & 0x7FFFFFFFu), largest);
     const float scale = vmax_lane(largest);
     const V divisor = scale > 0.0f ? vsplat(scale) : vsplat(1.0f);
-    EACH_LANES(i, k, at.count,
-               vstore_first_u8(k, (uint8_t *)m->data + i,
-                               dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));
+    EACH_LANES(
+        i, k, at.count,
+        vstore_first_u8(k, (uint8_t *)m->data + i,
+                        dynamic8_encode_lanes(m->map, m->next[i / LANES] / divisor, m->is_signed)));
     *m->scale = scale;
 }

@@ -11,7 +11,9 @@
 #include "llmc/cpu/row_sums.h"
 #include "llmc/cpu/simd.h"
 
-void backend_rope_table(Tensor table, float base) { ops_rope_angles(table.data, table.shape[0], table.shape[2], base); }
+void backend_rope_table(Tensor table, float base) {
+    ops_rope_angles(table.data, table.shape[0], table.shape[2], base);
+}
 
 // Rows of packed q, k and v, and what both passes need beside them.
 typedef struct {
@@ -21,8 +23,8 @@ typedef struct {
     float *rstd;                             // (N, num_q + num_k)
 } QkRows;
 
-static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table, Heads heads,
-                      int64_t first) {
+static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table,
+                      Heads heads, int64_t first) {
     const int64_t N = tensor_rows(packed), HS = 2 * table.shape[2];
     QkRows s = {.N = N,
                 .T = 1,
@@ -39,32 +41,35 @@ static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weig
 
 // The statement with HS as a constant where it is one of the usual sizes: the loops over a head
 // unroll.
-#define WITH_HEAD_SIZE(HS, size, ...)                                                                                  \
-    do {                                                                                                               \
-        if ((size) == 64) {                                                                                            \
-            const int64_t HS = 64;                                                                                     \
-            __VA_ARGS__;                                                                                               \
-        } else if ((size) == 128) {                                                                                    \
-            const int64_t HS = 128;                                                                                    \
-            __VA_ARGS__;                                                                                               \
-        } else {                                                                                                       \
-            const int64_t HS = (size);                                                                                 \
-            __VA_ARGS__;                                                                                               \
-        }                                                                                                              \
+#define WITH_HEAD_SIZE(HS, size, ...)                                                              \
+    do {                                                                                           \
+        if ((size) == 64) {                                                                        \
+            const int64_t HS = 64;                                                                 \
+            __VA_ARGS__;                                                                           \
+        } else if ((size) == 128) {                                                                \
+            const int64_t HS = 128;                                                                \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            const int64_t HS = (size);                                                             \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
     } while (0)
 
-// ------------------------------------------------------------------------------------------------------------- forward
+// -------------------------------------------------------------------------------------------------
+// forward
 
 // The rotation by an angle of which c and s are cosine and sine. Backward: by -s.
 static ALWAYS_INLINE V rotated_low(V a, V b, V c, V s) { return vfma(a, c, -(b * s)); }
 static ALWAYS_INLINE V rotated_high(V a, V b, V c, V s) { return vfma(a, s, b * c); }
 
 // Element i of an array, so that all of a head is at constant distances from its first element.
-static ALWAYS_INLINE void *head_at(const void *p, int64_t i, DType E) { return (char *)p + i * (int64_t)dtype_size(E); }
+static ALWAYS_INLINE void *head_at(const void *p, int64_t i, DType E) {
+    return (char *)p + i * (int64_t)dtype_size(E);
+}
 
 // One head, of HS elements. weight NULL: no norm. Returns rstd.
-static ALWAYS_INLINE float rotate_head(void *out, const void *in, const void *weight, const float *cosines, int64_t HS,
-                                       float eps, DType E) {
+static ALWAYS_INLINE float rotate_head(void *out, const void *in, const void *weight,
+                                       const float *cosines, int64_t HS, float eps, DType E) {
     const int64_t half = HS / 2;
     const float *sines = cosines + half;
     V rstd = vsplat(1.0f);
@@ -90,37 +95,45 @@ static ALWAYS_INLINE float rotate_head(void *out, const void *in, const void *we
     return rstd[0];
 }
 
-static ALWAYS_INLINE void rotate_row(const QkRows *s, void *out, const void *in, int64_t row, int64_t HS, float eps,
-                                     DType E) {
+static ALWAYS_INLINE void rotate_row(const QkRows *s, void *out, const void *in, int64_t row,
+                                     int64_t HS, float eps, DType E) {
     const int64_t heads = s->num_q + s->num_k, first = row * s->columns;
     const float *cosines = s->table + row % s->T * HS;
     for (int64_t h = 0; h < heads; h++) {
         void *to = head_at(out, first + h * HS, E), *from = head_at(in, first + h * HS, E);
         if (s->rstd)
-            s->rstd[row * heads + h] = rotate_head(to, from, s->weights[h >= s->num_q], cosines, HS, eps, E);
+            s->rstd[row * heads + h] =
+                rotate_head(to, from, s->weights[h >= s->num_q], cosines, HS, eps, E);
         else
             rotate_head(to, from, NULL, cosines, HS, eps, E);
     }
     const int64_t values = first + heads * HS;
-    if (out != in) memcpy(head_at(out, values, E), head_at(in, values, E), (size_t)(s->num_k * HS) * dtype_size(E));
+    if (out != in)
+        memcpy(head_at(out, values, E), head_at(in, values, E),
+               (size_t)(s->num_k * HS) * dtype_size(E));
 }
 
-void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
-                                  Heads heads, float eps, Tensor position) {
+void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight,
+                                  Tensor k_weight, Tensor table, Heads heads, float eps,
+                                  Tensor position) {
     const int64_t start = position.data ? *(const int32_t *)position.data : 0;
     const QkRows s = qk_rows(qkv, rstd, q_weight, k_weight, table, heads, start);
-    REQUIRE(start >= 0 && start + s.T <= table.shape[0], "qk_norm_rope_forward: positions %lld to %lld of %lld",
-            (long long)start, (long long)(start + s.T), (long long)table.shape[0]);
+    REQUIRE(start >= 0 && start + s.T <= table.shape[0],
+            "qk_norm_rope_forward: positions %lld to %lld of %lld", (long long)start,
+            (long long)(start + s.T), (long long)table.shape[0]);
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < s.N; row++)
-        WITH_DTYPE(E, qkv.dtype, WITH_HEAD_SIZE(HS, s.HS, rotate_row(&s, out.data, qkv.data, row, HS, eps, E)));
+        WITH_DTYPE(E, qkv.dtype,
+                   WITH_HEAD_SIZE(HS, s.HS, rotate_row(&s, out.data, qkv.data, row, HS, eps, E)));
 }
 
-// ------------------------------------------------------------------------------------------------------------ backward
+// -------------------------------------------------------------------------------------------------
+// backward
 
-// QK_HEADS heads at a time share the vectors of cosines, sines, weights and sums: with 16 registers two are faster than
-// one, three and four. Vectors of a block of rows, each half of a head: the sums of the gradients of the weights of q
-// and of k; the gradient of the norm of these heads, until its mean is known.
+// QK_HEADS heads at a time share the vectors of cosines, sines, weights and sums: with 16 registers
+// two are faster than one, three and four. Vectors of a block of rows, each half of a head: the
+// sums of the gradients of the weights of q and of k; the gradient of the norm of these heads,
+// until its mean is known.
 enum { QK_HEADS = 2, QK_SUMS = 4, QK_VECTORS = QK_SUMS + 2 * QK_HEADS };
 
 static int64_t qk_norm_bytes(int64_t blocks, int64_t HS) {
@@ -132,7 +145,8 @@ int64_t cpu_qk_norm_workspace(OpsShape shape) {
 }
 
 // One head of the gradient of RoPE alone, in place.
-static ALWAYS_INLINE void rope_head_back(void *gradient, const float *cosines, int64_t HS, DType E) {
+static ALWAYS_INLINE void rope_head_back(void *gradient, const float *cosines, int64_t HS,
+                                         DType E) {
     const int64_t half = HS / 2;
     EACH_LANES(j, k, half, {
         const V a = vload_first(k, gradient, j, E), b = vload_first(k, gradient, half + j, E);
@@ -142,10 +156,11 @@ static ALWAYS_INLINE void rope_head_back(void *gradient, const float *cosines, i
     });
 }
 
-// `heads` neighbouring heads of the gradient, in place; their terms of the weight's gradient are added to sums (2,
-// padded). dnorm (heads, 2, padded) is scratch.
-static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const void *x, const float *rstd,
-                                             const void *weight, const float *cosines, float *sums, float *dnorm,
+// `heads` neighbouring heads of the gradient, in place; their terms of the weight's gradient are
+// added to sums (2, padded). dnorm (heads, 2, padded) is scratch.
+static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const void *x,
+                                             const float *rstd, const void *weight,
+                                             const float *cosines, float *sums, float *dnorm,
                                              int64_t HS, DType E) {
     const int64_t half = HS / 2, padded = round_up(half, LANES);
     V low[QK_HEADS], high[QK_HEADS];
@@ -158,7 +173,8 @@ static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const vo
             const int64_t at = h * HS + j;
             float *to = dnorm + h * 2 * padded + j;
             const V a = vload_first(k, gradient, at, E), b = vload_first(k, gradient, half + at, E);
-            const V da = rotated_low(a, b, c, s), db = rotated_high(a, b, c, s), r = vsplat(rstd[h]);
+            const V da = rotated_low(a, b, c, s), db = rotated_high(a, b, c, s),
+                    r = vsplat(rstd[h]);
             const V xa = vload_first(k, x, at, E) * r, xb = vload_first(k, x, half + at, E) * r;
             const V na = da * wa, nb = db * wb;
             suma = vfma(da, xa, suma);
@@ -172,7 +188,8 @@ static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const vo
         vstore_f32(sums + padded + j, sumb);
     });
     for (int h = 0; h < heads; h++) {
-        const V r = vsplat(rstd[h]), of_x = vsplat(vsum(low[h] + high[h]) / (float)HS) * r; // mean(dnorm * xhat) * rstd
+        const V r = vsplat(rstd[h]),
+                of_x = vsplat(vsum(low[h] + high[h]) / (float)HS) * r; // mean(dnorm * xhat) * rstd
         const float *from = dnorm + h * 2 * padded;
         EACH_LANES(j, k, half, {
             const int64_t at = h * HS + j;
@@ -183,27 +200,30 @@ static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const vo
     }
 }
 
-// The neighbouring heads of q (part 0) or of k (part 1) of a row, from `first` to `end`. vectors: (QK_VECTORS, padded).
-static ALWAYS_INLINE void qk_norm_part_back(const QkRows *s, void *gradient, const void *x, int64_t row, int part,
-                                            int64_t first, int64_t end, float *vectors, int64_t HS, DType E) {
+// The neighbouring heads of q (part 0) or of k (part 1) of a row, from `first` to `end`. vectors:
+// (QK_VECTORS, padded).
+static ALWAYS_INLINE void qk_norm_part_back(const QkRows *s, void *gradient, const void *x,
+                                            int64_t row, int part, int64_t first, int64_t end,
+                                            float *vectors, int64_t HS, DType E) {
     const int64_t padded = round_up(HS / 2, LANES);
-    const float *cosines = s->table + row % s->T * HS, *rstd = s->rstd + row * (s->num_q + s->num_k);
+    const float *cosines = s->table + row % s->T * HS,
+                *rstd = s->rstd + row * (s->num_q + s->num_k);
     float *sums = vectors + part * 2 * padded, *dnorm = vectors + QK_SUMS * padded;
     int64_t h = first;
     for (; h + QK_HEADS <= end; h += QK_HEADS) {
         const int64_t at = row * s->columns + h * HS;
-        qk_norm_heads_back(QK_HEADS, head_at(gradient, at, E), head_at(x, at, E), rstd + h, s->weights[part], cosines,
-                           sums, dnorm, HS, E);
+        qk_norm_heads_back(QK_HEADS, head_at(gradient, at, E), head_at(x, at, E), rstd + h,
+                           s->weights[part], cosines, sums, dnorm, HS, E);
     }
     for (; h < end; h++) {
         const int64_t at = row * s->columns + h * HS;
-        qk_norm_heads_back(1, head_at(gradient, at, E), head_at(x, at, E), rstd + h, s->weights[part], cosines, sums,
-                           dnorm, HS, E);
+        qk_norm_heads_back(1, head_at(gradient, at, E), head_at(x, at, E), rstd + h,
+                           s->weights[part], cosines, sums, dnorm, HS, E);
     }
 }
 
-static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const void *x, int64_t row, float *vectors,
-                                          int64_t HS, DType E) {
+static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const void *x,
+                                          int64_t row, float *vectors, int64_t HS, DType E) {
     const int64_t heads = s->num_q + s->num_k;
     const float *cosines = s->table + row % s->T * HS;
     if (s->rstd) {
@@ -211,16 +231,19 @@ static ALWAYS_INLINE void rotate_row_back(const QkRows *s, void *gradient, const
         qk_norm_part_back(s, gradient, x, row, 1, s->num_q, heads, vectors, HS, E);
         return;
     }
-    for (int64_t h = 0; h < heads; h++) rope_head_back(head_at(gradient, row * s->columns + h * HS, E), cosines, HS, E);
+    for (int64_t h = 0; h < heads; h++)
+        rope_head_back(head_at(gradient, row * s->columns + h * HS, E), cosines, HS, E);
 }
 
-void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv, Tensor rstd,
-                                   Tensor q_weight, Tensor k_weight, Tensor table, Heads heads) {
+void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv,
+                                   Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table,
+                                   Heads heads) {
     const QkRows s = qk_rows(dqkv, rstd, q_weight, k_weight, table, heads, 0);
     const int64_t rows = rows_of_block(s.N), blocks = ceil_div(s.N, rows);
     const int64_t half = s.HS / 2, padded = round_up(half, LANES), stride = QK_VECTORS * padded;
     const Gradient gradients[2] = {dq_weight, dk_weight};
-    float *partial = cpu_scratch("qk_norm_rope_backward", qk_norm_bytes(blocks, s.HS)); // (blocks, QK_VECTORS, padded)
+    float *partial = cpu_scratch("qk_norm_rope_backward",
+                                 qk_norm_bytes(blocks, s.HS)); // (blocks, QK_VECTORS, padded)
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
@@ -228,8 +251,10 @@ void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_
             float *vectors = partial + b * stride;
             memset(vectors, 0, (size_t)stride * sizeof *vectors);
             for (int64_t row = b * rows; row < min_i64((b + 1) * rows, s.N); row++)
-                WITH_DTYPE(E, dqkv.dtype,
-                           WITH_HEAD_SIZE(HS, s.HS, rotate_row_back(&s, dqkv.data, qkv.data, row, vectors, HS, E)));
+                WITH_DTYPE(
+                    E, dqkv.dtype,
+                    WITH_HEAD_SIZE(HS, s.HS,
+                                   rotate_row_back(&s, dqkv.data, qkv.data, row, vectors, HS, E)));
         }
 #pragma omp for schedule(static)
         for (int sum = 0; sum < QK_SUMS; sum++)

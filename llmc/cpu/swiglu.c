@@ -4,7 +4,8 @@
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
 
-// -------------------------------------------------------------------------------------------------------------- SwiGLU
+// -------------------------------------------------------------------------------------------------
+// SwiGLU
 
 // Below this a sigmoid is 0 or 1.6e-38, and so is silu but for its sign. NaN passes.
 static ALWAYS_INLINE V gate_bounded(V gate) { return vmax(vsplat(-87.0f), gate); }
@@ -31,7 +32,8 @@ void backend_swiglu_forward(Tensor out, Tensor gate_up) {
             const int64_t gates = row * 2 * F + begin, ups = gates + F, outs = row * F + begin;
             EACH_LANES(i, k, task_end(begin, F) - begin, {
                 const V gate = gate_bounded(vload_first(k, in, gates + i, E));
-                vstore_first(k, to, outs + i, gate / gate_one_plus_exp(gate) * vload_first(k, in, ups + i, E), E);
+                vstore_first(k, to, outs + i,
+                             gate / gate_one_plus_exp(gate) * vload_first(k, in, ups + i, E), E);
             });
         });
 }
@@ -46,7 +48,8 @@ void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tenso
             const int64_t row = task / parts, begin = task % parts * TASK_ELEMENTS;
             const int64_t gates = row * 2 * F + begin, ups = gates + F, outs = row * F + begin;
             EACH_LANES(i, k, task_end(begin, F) - begin, {
-                const V gate = gate_bounded(vload_first(k, in, gates + i, E)), up = vload_first(k, in, ups + i, E);
+                const V gate = gate_bounded(vload_first(k, in, gates + i, E)),
+                        up = vload_first(k, in, ups + i, E);
                 const V d = vload_first(k, grad, outs + i, E);
                 const V s = 1.0f / gate_one_plus_exp(gate), silu = gate * s;
                 vstore_first(k, to, gates + i, d * up * vfma(silu, 1.0f - s, s), E);
@@ -56,7 +59,8 @@ void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tenso
     if (dbias.to.data) backend_bias_backward(dbias, dgate_up);
 }
 
-// -------------------------------------------------------------------------------------------------------------- ReLU^2
+// -------------------------------------------------------------------------------------------------
+// ReLU^2
 
 void backend_relu2_forward(Tensor out, Tensor pre) {
     const int64_t n = tensor_numel(pre);

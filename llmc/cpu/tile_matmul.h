@@ -1,11 +1,13 @@
-// Products of matrices small enough for the caches, on packed operands: the inner loop of attention.
+// Products of matrices small enough for the caches, on packed operands: the inner loop of
+// attention.
 //
-//      result (rows x columns)  =  or +=  left (rows x depth) @ right (depth x columns),      sums in fp32
+//      result (rows x columns)  =  or +=  left (rows x depth) @ right (depth x columns),      sums
+//      in fp32
 //
-// Packed operands are made of 32-bit words: one fp32, or two bf16 adjacent along the depth, which one lane of a
-// bf16 dot product takes. So one loop serves both types; bf16 is half as deep. Without the instruction bf16 is packed
-// as fp32. Columns come in groups of LANES, one vector wide, and a group is contiguous, so that the loop reads the
-// right operand as a stream:
+// Packed operands are made of 32-bit words: one fp32, or two bf16 adjacent along the depth, which
+// one lane of a bf16 dot product takes. So one loop serves both types; bf16 is half as deep.
+// Without the instruction bf16 is packed as fp32. Columns come in groups of LANES, one vector wide,
+// and a group is contiguous, so that the loop reads the right operand as a stream:
 //
 //      left:    words  [row][depth]                           a word is broadcast to all lanes
 //      right:   words  [group of columns][depth][LANES]       LANES words are one vector
@@ -15,8 +17,8 @@
 #pragma once
 #include "llmc/cpu/simd.h"
 
-// Left operands and results have a multiple of this many rows. Not more than LANES: attention's panel of rows has its
-// diagonal in one group of columns.
+// Left operands and results have a multiple of this many rows. Not more than LANES: attention's
+// panel of rows has its diagonal in one group of columns.
 enum { VECTOR_ROWS = LANES < 8 ? LANES : 8 };
 enum { PANEL_ROWS = BF16_TILES ? 16 : VECTOR_ROWS };
 
@@ -44,14 +46,15 @@ typedef struct {
     int64_t row_stride, group_stride;
 } TileResult;
 
-// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of LANES; depth counts words. Of
-// bf16 the words up to the next multiple of 8 are read too, and must be 0 in an operand whose depth ends before:
-// packing makes them so.
-void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns, int64_t depth,
-                 bool accumulate, DType dtype);
+// dtype: the type of the words, fp32 or bf16. rows: a multiple of PANEL_ROWS; columns: of LANES;
+// depth counts words. Of bf16 the words up to the next multiple of 8 are read too, and must be 0 in
+// an operand whose depth ends before: packing makes them so.
+void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int64_t columns,
+                 int64_t depth, bool accumulate, DType dtype);
 
-// Around the products of a task, in the thread that computes them: the tile registers of AMX have a shape to be set,
-// and a thread that keeps them pays for it at each switch. Elsewhere they do nothing.
+// Around the products of a task, in the thread that computes them: the tile registers of AMX have a
+// shape to be set, and a thread that keeps them pays for it at each switch. Elsewhere they do
+// nothing.
 void tile_matmul_begin(void);
 void tile_matmul_end(void);
 
@@ -72,7 +75,8 @@ static inline TileResult result_from_column(TileResult c, int64_t column) {
     return (TileResult){c.data + column / LANES * c.group_stride, c.row_stride, c.group_stride};
 }
 
-// ------------------------------------------------------------------------------------------------------------ packing
+// -------------------------------------------------------------------------------------------------
+// packing
 
 // A matrix inside a larger row-major array, such as the queries of one head.
 typedef struct {
@@ -89,17 +93,18 @@ typedef struct {
 //      pack_right              .. @ m              rows                  2
 //      pack_right_transposed   .. @ m^T            columns               LANES
 //
-// Elements beyond the rows or columns of m are packed as 0 and add nothing to a product. Whole vectors are written, so
-// row_stride (left) and group_stride / LANES (right, transposed) need space for a multiple of LANES words, left
-// transposed for a multiple of LANES rows.
+// Elements beyond the rows or columns of m are packed as 0 and add nothing to a product. Whole
+// vectors are written, so row_stride (left) and group_stride / LANES (right, transposed) need space
+// for a multiple of LANES words, left transposed for a multiple of LANES rows.
 void pack_left(LeftOperand a, MatrixView m, int64_t first, int64_t count);
 void pack_left_transposed(LeftOperand a, MatrixView m, int64_t first, int64_t count);
 void pack_right(RightOperand b, MatrixView m, int64_t first, int64_t count);
 void pack_right_transposed(RightOperand b, MatrixView m, int64_t first, int64_t count);
 
-// Prefetches a row; does nothing beyond the last. The rows of one head are as far apart as the rows of all heads
-// together, and no hardware prefetcher follows them from page to page. So packing prefetches the `count` rows after its
-// own: the next call packs them, and until then there is work to hide their latency.
+// Prefetches a row; does nothing beyond the last. The rows of one head are as far apart as the rows
+// of all heads together, and no hardware prefetcher follows them from page to page. So packing
+// prefetches the `count` rows after its own: the next call packs them, and until then there is work
+// to hide their latency.
 static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
     const int64_t size = m.dtype == DTYPE_BF16 ? 2 : 4, cache_line = 64;
     if (row >= m.rows) return;
@@ -107,21 +112,23 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
     for (int64_t i = 0; i < m.columns * size; i += cache_line) __builtin_prefetch(p + i);
 }
 
-// ---------------------------------------------------------------------------------------------------------- transpose
+// -------------------------------------------------------------------------------------------------
+// transpose
 
-// One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. The steps h = LANES / 2, .. 2, 1
-// transpose. The lists pick from rows i (0..LANES - 1) and i + h (LANES..2 LANES - 1).
+// One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. The steps h =
+// LANES / 2, .. 2, 1 transpose. The lists pick from rows i (0..LANES - 1) and i + h (LANES..2 LANES
+// - 1).
 #if __has_builtin(__builtin_shufflevector)
 #define vpick(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else // gcc 11
 #define vpick(a, b, ...) __builtin_shuffle(a, b, (VU){__VA_ARGS__})
 #endif
-#define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                                             \
-    for (int i = 0; i < LANES; i++)                                                                                    \
-        if ((i & (h)) == 0) {                                                                                          \
-            VU upper = vpick(x[i], x[i + (h)], UPPER);                                                                 \
-            x[i + (h)] = vpick(x[i], x[i + (h)], LOWER);                                                               \
-            x[i] = upper;                                                                                              \
+#define TRANSPOSE_STEP(x, h, UPPER, LOWER)                                                         \
+    for (int i = 0; i < LANES; i++)                                                                \
+        if ((i & (h)) == 0) {                                                                      \
+            VU upper = vpick(x[i], x[i + (h)], UPPER);                                             \
+            x[i + (h)] = vpick(x[i], x[i + (h)], LOWER);                                           \
+            x[i] = upper;                                                                          \
         }
 #if defined(__AVX512F__)
 #define UPPER_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23

@@ -1,9 +1,10 @@
 // attention_forward and attention_backward: the choice between our own kernels and cuDNN.
 //
-// A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run. It is made separately
-// for forward and backward, which may be mixed since both store the same lse, the first time that a pass runs (tuning.c
-// states what it guarantees), among our own kernels and all ways of cuDNN that fit into its share of memory. Every
-// other shape (samples, a short last batch), fp32, sm_75 and head sizes that cuDNN does not take have the own kernels.
+// A choice belongs to a shape for which ops_workspace_bytes was asked: the micro-batch of a run. It
+// is made separately for forward and backward, which may be mixed since both store the same lse,
+// the first time that a pass runs (tuning.c states what it guarantees), among our own kernels and
+// all ways of cuDNN that fit into its share of memory. Every other shape (samples, a short last
+// batch), fp32, sm_75 and head sizes that cuDNN does not take have the own kernels.
 // --attention fast takes the backward form whose bits need not repeat.
 #include "llmc/base/choices_file.h"
 #include "llmc/cuda/cudnn_attention.h"
@@ -17,9 +18,9 @@
 typedef struct {
     bool planned; // not the backward pass of a model that only evaluates
     AttentionWay choice;
-    bool is_known;                         // an earlier run measured that the one way of cuDNN below is the fastest
+    bool is_known; // an earlier run measured that the one way of cuDNN below is the fastest
     CudnnAttention *cudnn[ATTENTION_WAYS]; // NULL: takes no part
-    Error why_not;                         // why cuDNN does not compute this pass; empty when --attention own says so
+    Error why_not; // why cuDNN does not compute this pass; empty when --attention own says so
 } Pass;
 
 // Kept until device_shutdown: a captured graph may hold the kernels of any shape that ever ran.
@@ -41,9 +42,12 @@ typedef struct {
     Gradient dbias;                   // backward; may be absent
 } Call;
 
-// ------------------------------------------------------------------------------------------------------------ planning
+// -------------------------------------------------------------------------------------------------
+// planning
 
-static bool is_cudnn(AttentionChoice asked) { return asked == ATTENTION_CUDNN || asked == ATTENTION_FAST; }
+static bool is_cudnn(AttentionChoice asked) {
+    return asked == ATTENTION_CUDNN || asked == ATTENTION_FAST;
+}
 static const char *option_text(AttentionChoice asked) {
     if (asked == ATTENTION_FAST) return "--attention fast";
     return "--attention cudnn";
@@ -56,17 +60,19 @@ bool cuda_attention_check(const DeviceOptions *options, Error *err) {
                      option_text(options->attention), why.text);
 }
 
-// Whether the choice is still to be made by measurement; otherwise it is cuDNN's first way that compiles and agrees.
+// Whether the choice is still to be made by measurement; otherwise it is cuDNN's first way that
+// compiles and agrees.
 static bool is_measured(const Pass *p) {
-    return cuda_backend.options.attention == ATTENTION_AUTO && !cuda_backend.options.no_tuning && !p->is_known;
+    return cuda_backend.options.attention == ATTENTION_AUTO && !cuda_backend.options.no_tuning &&
+           !p->is_known;
 }
 
 static void choice_key(char key[CHOICES_KEY_MAX], AttentionPass pass, AttentionShape s) {
     char kv[32] = "";
     if (s.NKV != s.NH) snprintf(kv, sizeof kv, " NKV %lld", (long long)s.NKV);
-    snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld%s HS %lld %s", tuning_machine(),
-             cudnn_library_version(), pass_names[pass], (long long)s.B, (long long)s.T, (long long)s.NH, kv,
-             (long long)s.HS, dtype_name(s.dtype));
+    snprintf(key, CHOICES_KEY_MAX, "%s, cuDNN %d, attention %s B %lld T %lld NH %lld%s HS %lld %s",
+             tuning_machine(), cudnn_library_version(), pass_names[pass], (long long)s.B,
+             (long long)s.T, (long long)s.NH, kv, (long long)s.HS, dtype_name(s.dtype));
 }
 
 static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
@@ -78,20 +84,24 @@ static void plan_pass(Pass *p, AttentionPass pass, AttentionShape shape) {
     char key[CHOICES_KEY_MAX];
     choice_key(key, pass, shape);
     uint8_t known = ATTENTION_WAY_UNKNOWN; // else the choice of an earlier run
-    if (asked != ATTENTION_AUTO || !choices_file_get(key, &known, sizeof known) || known > BY_CUDNN_ORDERED)
+    if (asked != ATTENTION_AUTO || !choices_file_get(key, &known, sizeof known) ||
+        known > BY_CUDNN_ORDERED)
         known = ATTENTION_WAY_UNKNOWN;
 
     if (known == BY_OWN_KERNELS) {
-        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass], cudnn_library_version_text());
+        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[pass],
+                  cudnn_library_version_text());
         return;
     }
 
-    // The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see cuda_size_cudnn.
+    // The memory limit of cuDNN's deterministic backward pass, unless cuDNN was requested: see
+    // cuda_size_cudnn.
     const int64_t bytes = (int64_t)cuda_backend.facts.memory_free;
     const int64_t limit = is_cudnn(asked) ? bytes : cuda_size_cudnn_limit(bytes);
 
     if (known != ATTENTION_WAY_UNKNOWN) {
-        p->cudnn[known] = cudnn_attention_create(pass, shape, (AttentionWay)known, limit, &p->why_not);
+        p->cudnn[known] =
+            cudnn_attention_create(pass, shape, (AttentionWay)known, limit, &p->why_not);
         p->is_known = p->cudnn[known] != NULL;
         if (p->is_known) p->choice = ATTENTION_WAY_UNKNOWN;
     }
@@ -110,14 +120,20 @@ static PlannedShape **find_planned(AttentionShape a) {
     PlannedShape **link = &planned;
     for (; *link; link = &(*link)->next) {
         const AttentionShape b = (*link)->shape;
-        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.NKV == b.NKV && a.HS == b.HS && a.dtype == b.dtype) break;
+        if (a.B == b.B && a.T == b.T && a.NH == b.NH && a.NKV == b.NKV && a.HS == b.HS &&
+            a.dtype == b.dtype)
+            break;
     }
     return link;
 }
 
 int64_t cuda_cudnn_workspace(OpsShape ops) {
-    const AttentionShape shape = {
-        .B = ops.B, .T = ops.T, .NH = ops.NH, .NKV = ops_kv_heads(ops), .HS = ops_head_size(ops), .dtype = ops.dtype};
+    const AttentionShape shape = {.B = ops.B,
+                                  .T = ops.T,
+                                  .NH = ops.NH,
+                                  .NKV = ops_kv_heads(ops),
+                                  .HS = ops_head_size(ops),
+                                  .dtype = ops.dtype};
     PlannedShape **link = find_planned(shape), *p = *link;
     if (p) {
         *link = p->next;
@@ -147,13 +163,15 @@ void cuda_attention_shutdown(void) {
         PlannedShape *p = planned;
         planned = p->next;
         for (int pass = 0; pass < ATTENTION_PASSES; pass++)
-            for (int way = 0; way < ATTENTION_WAYS; way++) cudnn_attention_destroy(p->passes[pass].cudnn[way]);
+            for (int way = 0; way < ATTENTION_WAYS; way++)
+                cudnn_attention_destroy(p->passes[pass].cudnn[way]);
         free(p);
     }
     cudnn_attention_close();
 }
 
-// ------------------------------------------------------------------------------------------------------------- running
+// -------------------------------------------------------------------------------------------------
+// running
 
 // Returns whether it made dbias as well.
 static bool run_own(const Call *c) {
@@ -169,11 +187,12 @@ static bool run_cudnn(const Call *c, CudnnAttention *a, Error *why) {
     return cudnn_attention_run(a, c->out, c->lse, c->qkv, c->dqkv, c->dout, workspace, why);
 }
 
-// ----------------------------------------------------------------------------------------------------------- measuring
+// -------------------------------------------------------------------------------------------------
+// measuring
 
-// The tolerance of cuDNN's results, as ||x - own|| / ||own||. Both sum in fp32 and round P, dS and the result: each by
-// 2^-9 on average in bf16. In fp16 small dS are rounded to multiples of 2^-24, by a per cent of themselves. Wrong
-// results differ by tens of per cent.
+// The tolerance of cuDNN's results, as ||x - own|| / ||own||. Both sum in fp32 and round P, dS and
+// the result: each by 2^-9 on average in bf16. In fp16 small dS are rounded to multiples of 2^-24,
+// by a per cent of themselves. Wrong results differ by tens of per cent.
 static const double TOLERANCE = 5e-2;
 
 // A choice that is being made.
@@ -191,29 +210,33 @@ static void pass_without(Pass *p, int way) {
     p->cudnn[way] = NULL;
 }
 
-// A way, those of cuDNN with the kernel of the bias gradient that they leave to the layer before. False: it does not
-// run, and takes no part any more.
+// A way, those of cuDNN with the kernel of the bias gradient that they leave to the layer before.
+// False: it does not run, and takes no part any more.
 static bool run_way(void *context, int way) {
     const Contest *c = (const Contest *)context;
     const Call *call = &c->call;
     Pass *p = c->pass;
     const bool has_dbias = way == BY_OWN_KERNELS && run_own(call);
-    const bool ran = way == BY_OWN_KERNELS || (p->cudnn[way] && run_cudnn(call, p->cudnn[way], &p->why_not));
+    const bool ran =
+        way == BY_OWN_KERNELS || (p->cudnn[way] && run_cudnn(call, p->cudnn[way], &p->why_not));
     if (ran && call->dbias.to.data && !has_dbias) backend_bias_backward(call->dbias, call->dqkv);
     if (!ran) pass_without(p, way);
     return ran;
 }
 
-// Returns what a way writes over NaN, on the host since device memory may be short. NULL: it does not run.
+// Returns what a way writes over NaN, on the host since device memory may be short. NULL: it does
+// not run.
 static char *results_of(Contest *c, int way) {
     for (int i = 0; i < c->count; i++)
-        CUDA_CHECK(cudaMemsetAsync(c->outputs[i].data, 0xFF, tensor_bytes(c->outputs[i]), cuda_compute_stream()));
+        CUDA_CHECK(cudaMemsetAsync(c->outputs[i].data, 0xFF, tensor_bytes(c->outputs[i]),
+                                   cuda_compute_stream()));
     if (!run_way(c, way)) return NULL;
     char *host = (char *)malloc(c->bytes), *at = host;
     REQUIRE_MEMORY(host, "%zu bytes of results of attention", c->bytes);
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
     for (int i = 0; i < c->count; i++) {
-        CUDA_CHECK(cudaMemcpy(at, c->outputs[i].data, tensor_bytes(c->outputs[i]), cudaMemcpyDeviceToHost));
+        CUDA_CHECK(cudaMemcpy(at, c->outputs[i].data, tensor_bytes(c->outputs[i]),
+                              cudaMemcpyDeviceToHost));
         at += tensor_bytes(c->outputs[i]);
     }
     return host;
@@ -240,8 +263,8 @@ static double relative_difference(const char *x, const char *expected, DType dty
     return INFINITY;
 }
 
-// Whether a way of cuDNN agrees with our own kernels and, where it won by time, writes the same bits again. Our own are
-// right, but without a contest they are what remains.
+// Whether a way of cuDNN agrees with our own kernels and, where it won by time, writes the same
+// bits again. Our own are right, but without a contest they are what remains.
 static bool way_is_right(void *context, int way) {
     Contest *c = (Contest *)context;
     Pass *p = c->pass;
@@ -266,7 +289,7 @@ static bool way_is_right(void *context, int way) {
         char *again = results_of(c, way);
         right = again != NULL;
         if (right && memcmp(got, again, c->bytes) != 0)
-            right = error_set(&p->why_not, "cuDNN %s gives different bits %s each time", version, name);
+            right = error_set(&p->why_not, "cuDNN %s gives different bits %s", version, name);
         free(again);
     }
 
@@ -275,10 +298,14 @@ static bool way_is_right(void *context, int way) {
     return right;
 }
 
-// The first call of a pass: the kernels are compiled and the choice is made. It is not stored where no way of cuDNN is
-// left: the reason may be gone in the next run, and is reported again if not.
+// The first call of a pass: the kernels are compiled and the choice is made. It is not stored where
+// no way of cuDNN is left: the reason may be gone in the next run, and is reported again if not.
 static void decide(const Call *call, Pass *p) {
-    Contest c = {.call = *call, .pass = p, .timed = is_measured(p), .outputs = {call->out, call->lse}, .count = 2};
+    Contest c = {.call = *call,
+                 .pass = p,
+                 .timed = is_measured(p),
+                 .outputs = {call->out, call->lse},
+                 .count = 2};
     if (call->pass == ATTENTION_BACKWARD) {
         c.outputs[0] = call->dqkv;
         c.count = 1;
@@ -289,10 +316,12 @@ static void decide(const Call *call, Pass *p) {
     for (int i = 0; i < c.count; i++) c.bytes += tensor_bytes(c.outputs[i]);
     void *block = NULL; // trials must not change the bias gradient
     const Tensor dbias = call->dbias.to;
-    if (dbias.data) c.call.dbias.to.data = cuda_memory_like(dbias.data, tensor_bytes(dbias), &block);
+    if (dbias.data)
+        c.call.dbias.to.data = cuda_memory_like(dbias.data, tensor_bytes(dbias), &block);
 
     for (int way = 0; way < ATTENTION_WAYS; way++)
-        if (p->cudnn[way] && !cudnn_attention_compile(p->cudnn[way], &p->why_not)) pass_without(p, way);
+        if (p->cudnn[way] && !cudnn_attention_compile(p->cudnn[way], &p->why_not))
+            pass_without(p, way);
 
     const int best = cuda_choose(ATTENTION_WAYS, c.timed, run_way, way_is_right, &c);
     p->choice = BY_OWN_KERNELS;
@@ -303,7 +332,8 @@ static void decide(const Call *call, Pass *p) {
     bool cudnn_is_left = false;
     for (int way = 0; way < ATTENTION_WAYS; way++) cudnn_is_left |= p->cudnn[way] != NULL;
     if (cudnn_is_left)
-        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[call->pass], cudnn_library_version_text());
+        error_set(&p->why_not, "faster %s than cuDNN %s", pass_names[call->pass],
+                  cudnn_library_version_text());
     if (cudnn_is_left && c.timed) {
         const uint8_t choice = (uint8_t)p->choice;
         char key[CHOICES_KEY_MAX];
@@ -314,7 +344,8 @@ static void decide(const Call *call, Pass *p) {
     if (block) CUDA_CHECK(cudaFree(block));
 }
 
-// ----------------------------------------------------------------------------------------------------------------- ops
+// -------------------------------------------------------------------------------------------------
+// ops
 
 // Returns whether it made dbias as well.
 static bool run_pass(const Call *c) {
@@ -323,7 +354,8 @@ static bool run_pass(const Call *c) {
     if (p && p->choice == ATTENTION_WAY_UNKNOWN) decide(c, p);
     if (!p || p->choice == BY_OWN_KERNELS) return run_own(c);
     Error why;
-    REQUIRE(run_cudnn(c, p->cudnn[p->choice], &why), "attention %s: %s", pass_names[c->pass], why.text);
+    REQUIRE(run_cudnn(c, p->cudnn[p->choice], &why), "attention %s: %s", pass_names[c->pass],
+            why.text);
     return false;
 }
 
@@ -341,8 +373,8 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) 
     run_pass(&(Call){.pass = ATTENTION_FORWARD, .shape = s, .out = out, .lse = lse, .qkv = qkv});
 }
 
-void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads,
-                                Gradient *dbias) {
+void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv,
+                                Heads heads, Gradient *dbias) {
     const Call c = {.pass = ATTENTION_BACKWARD,
                     .shape = shape_of(qkv, heads),
                     .out = out,
@@ -354,7 +386,8 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
     if (run_pass(&c) && dbias) *dbias = gradient_none();
 }
 
-// --------------------------------------------------------------------------------------------------------- description
+// -------------------------------------------------------------------------------------------------
+// description
 
 const char *cuda_attention_description(void) {
     static char text[2 * sizeof(Error)];
@@ -368,7 +401,8 @@ const char *cuda_attention_description(void) {
         const Pass *p = &planned->passes[described];
         if (p->choice == BY_OWN_KERNELS)
             snprintf(names[pass], NAME, "own kernels");
-        else if (described == ATTENTION_BACKWARD && cuda_backend.options.attention == ATTENTION_FAST)
+        else if (described == ATTENTION_BACKWARD &&
+                 cuda_backend.options.attention == ATTENTION_FAST)
             snprintf(names[pass], NAME, "cuDNN %s without repeatable bits", version);
         else if (p->choice == BY_CUDNN_ORDERED)
             snprintf(names[pass], NAME, "cuDNN %s with dQ in order", version);

@@ -1,5 +1,6 @@
-// Running cuDNN's attention: the handle, the pointers of a call, the launch. cudnn_graph.h makes what is launched. The
-// simulator runs this code with a replacement of cuDNN itself (dev/sim/cudnn_sim.cpp).
+// Running cuDNN's attention: the handle, the pointers of a call, the launch. cudnn_graph.h makes
+// what is launched. The simulator runs this code with a replacement of cuDNN itself
+// (dev/sim/cudnn_sim.cpp).
 #include "llmc/cuda/cudnn_attention.h"
 
 #include "llmc/cuda/cudnn_graph.h"
@@ -43,14 +44,18 @@ void cudnn_attention_close(void) {
 CudnnAttention *cudnn_attention_create(AttentionPass pass, AttentionShape shape, AttentionWay way,
                                        int64_t max_workspace, Error *why) {
     if (!start_cudnn(why)) return NULL;
-    return cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, way, max_workspace, why);
+    return cudnn_pass_create(pass, shape, gpu.device, cuda_backend.compute_capability, way,
+                             max_workspace, why);
 }
 
 void cudnn_attention_destroy(CudnnAttention *a) { cudnn_pass_destroy(a); }
 int64_t cudnn_attention_workspace(const CudnnAttention *a) { return a->workspace.bytes; }
-bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_plan_compile(a->plan, why); }
+bool cudnn_attention_compile(CudnnAttention *a, Error *why) {
+    return cudnn_plan_compile(a->plan, why);
+}
 
-// ---------------------------------------------------------------------------------------------------------------- runs
+// -------------------------------------------------------------------------------------------------
+// runs
 
 // q, k or v (part 0, 1, 2) in a packed (B,T,NH + 2 NKV,HS).
 static void *packed_part(Tensor packed, AttentionShape s, int part) {
@@ -58,9 +63,10 @@ static void *packed_part(Tensor packed, AttentionShape s, int part) {
     return (char *)packed.data + (size_t)(heads * s.HS) * dtype_size(s.dtype);
 }
 
-bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv, Tensor dout,
-                         void *workspace, Error *why) {
-    static float minus_infinity = -INFINITY, one = 1.0f; // cuDNN reads the constants of a graph at every launch
+bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv,
+                         Tensor dout, void *workspace, Error *why) {
+    static float minus_infinity = -INFINITY,
+                 one = 1.0f; // cuDNN reads the constants of a graph at every launch
     void *all[CUDNN_NUM_TENSORS] = {
         [CUDNN_OUT] = out.data,
         [CUDNN_LSE] = lse.data,
@@ -85,7 +91,8 @@ bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, 
     CudnnBuild b = {.what = "cuDNN launch of attention", .err = why};
     cudnnBackendDescriptor_t pack = cudnn_make(&b, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
     cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, count, ids);
-    cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count, pointers);
+    cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, count,
+              pointers);
     cudnn_set(&b, pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, 1, &workspace);
     cudnn_finalize(&b, pack);
     if (!b.failed) cudnn_check(&b, cudnn.cudnnBackendExecute(gpu.handle, a->plan->compiled, pack));
@@ -108,8 +115,8 @@ void cudnn_attention_destroy(CudnnAttention *a) {}
 int64_t cudnn_attention_workspace(const CudnnAttention *a) { return 0; }
 bool cudnn_attention_compile(CudnnAttention *a, Error *why) { return cudnn_attention_open(why); }
 
-bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv, Tensor dout,
-                         void *workspace, Error *why) {
+bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv,
+                         Tensor dout, void *workspace, Error *why) {
     return cudnn_attention_open(why);
 }
 

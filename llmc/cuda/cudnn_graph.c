@@ -1,8 +1,8 @@
 // The two operation graphs of causal attention, forward and backward. See cudnn_graph.h.
 //
-// The first half is a small builder over cuDNN's descriptors: one function for each kind of operation, so that a graph
-// reads as the list of its operations. The builder owns every descriptor it made; they are all destroyed with the
-// graph.
+// The first half is a small builder over cuDNN's descriptors: one function for each kind of
+// operation, so that a graph reads as the list of its operations. The builder owns every descriptor
+// it made; they are all destroyed with the graph.
 #include "llmc/cuda/cudnn_graph.h"
 
 #ifdef HAVE_CUDNN
@@ -14,7 +14,8 @@ enum { MAX_DESCRIPTORS = 96, ALIGNMENT = 16 };
 
 typedef cudnnBackendDescriptor_t Descriptor;
 
-// -------------------------------------------------------------------------------------------------- single descriptors
+// -------------------------------------------------------------------------------------------------
+// single descriptors
 
 void cudnn_check(CudnnBuild *b, cudnnStatus_t status) {
     if (status == CUDNN_STATUS_SUCCESS) return;
@@ -32,8 +33,8 @@ void cudnn_destroy(Descriptor d) {
     if (d) cudnn.cudnnBackendDestroyDescriptor(d);
 }
 
-void cudnn_set(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
-               int64_t count, const void *values) {
+void cudnn_set(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name,
+               cudnnBackendAttributeType_t type, int64_t count, const void *values) {
     if (b->failed) return;
     cudnn_check(b, cudnn.cudnnBackendSetAttribute(d, name, type, count, values));
     if (b->failed) error_prefix(b->err, "attribute %d", (int)name);
@@ -47,7 +48,8 @@ void cudnn_finalize(CudnnBuild *b, Descriptor d) {
     if (!b->failed) cudnn_check(b, cudnn.cudnnBackendFinalize(d));
 }
 
-// ------------------------------------------------------------------------------------------------------------- builder
+// -------------------------------------------------------------------------------------------------
+// builder
 
 struct CudnnGraph {
     Descriptor descriptors[MAX_DESCRIPTORS], operations[CUDNN_GRAPH_MAX_OPERATIONS], graph;
@@ -68,14 +70,15 @@ typedef struct {
 } GraphTensor;
 
 static Descriptor graph_make(CudnnGraph *g, cudnnBackendDescriptorType_t type) {
-    REQUIRE(g->num_descriptors < MAX_DESCRIPTORS, "cuDNN graph: more than %d descriptors", MAX_DESCRIPTORS);
+    REQUIRE(g->num_descriptors < MAX_DESCRIPTORS, "cuDNN graph: more than %d descriptors",
+            MAX_DESCRIPTORS);
     Descriptor d = cudnn_make(&g->build, type);
     if (d) g->descriptors[g->num_descriptors++] = d;
     return d;
 }
 
-static GraphTensor graph_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type, Four dims, Four strides,
-                                const cudnnBackendAttributeName_t *flag) {
+static GraphTensor graph_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type, Four dims,
+                                Four strides, const cudnnBackendAttributeName_t *flag) {
     static const int64_t alignment = ALIGNMENT;
     static const bool yes = true;
     CudnnBuild *b = &g->build;
@@ -92,7 +95,8 @@ static GraphTensor graph_tensor(CudnnGraph *g, int64_t id, cudnnDataType_t type,
 }
 
 // A tensor in memory that the caller supplies.
-static GraphTensor supplied(CudnnGraph *g, CudnnTensor id, cudnnDataType_t type, Four dims, Four strides) {
+static GraphTensor supplied(CudnnGraph *g, CudnnTensor id, cudnnDataType_t type, Four dims,
+                            Four strides) {
     g->supplied[id] = true;
     return graph_tensor(g, id, type, dims, strides, NULL);
 }
@@ -139,21 +143,24 @@ static void pointwise(CudnnGraph *g, const char *what, Pointwise p, GraphTensor 
     cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, kind);
     cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x.descriptor);
     if (p.b) cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, p.b->descriptor);
-    if (p.condition) cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor);
+    if (p.condition)
+        cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, p.condition->descriptor);
     cudnn_refer(b, d, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y.descriptor);
     add_operation(g, d);
 }
 
-static void unary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y, GraphTensor x) {
+static void unary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y,
+                  GraphTensor x) {
     pointwise(g, what, (Pointwise){.mode = mode, .precision = CUDNN_DATA_FLOAT}, y, x);
 }
 
-static void binary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y, GraphTensor x,
-                   GraphTensor b) {
+static void binary(CudnnGraph *g, const char *what, cudnnPointwiseMode_t mode, GraphTensor y,
+                   GraphTensor x, GraphTensor b) {
     pointwise(g, what, (Pointwise){.mode = mode, .precision = CUDNN_DATA_FLOAT, .b = &b}, y, x);
 }
 
-static void graph_matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTensor a, GraphTensor b) {
+static void graph_matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTensor a,
+                         GraphTensor b) {
     static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
     g->build.what = what;
     Descriptor kind = graph_make(g, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
@@ -167,7 +174,8 @@ static void graph_matmul(CudnnGraph *g, const char *what, GraphTensor c, GraphTe
     add_operation(g, d);
 }
 
-static void reduce(CudnnGraph *g, const char *what, cudnnReduceTensorOp_t mode, GraphTensor y, GraphTensor x) {
+static void reduce(CudnnGraph *g, const char *what, cudnnReduceTensorOp_t mode, GraphTensor y,
+                   GraphTensor x) {
     static const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
     CudnnBuild *b = &g->build;
     b->what = what;
@@ -190,18 +198,21 @@ static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor 
     add_operation(g, d);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the graphs
+// -------------------------------------------------------------------------------------------------
+// the graphs
 
-// The layouts of a shape. A transposed matrix is the same memory with dimensions and strides exchanged: of k and v,
-// cuDNN wants to see the transposed one.
+// The layouts of a shape. A transposed matrix is the same memory with dimensions and strides
+// exchanged: of k and v, cuDNN wants to see the transposed one.
 typedef struct {
-    cudnnDataType_t type;     // of q, k, v, out, their gradients and of the probabilities between two matmuls
-    bool grouped;             // fewer heads of k and v than of q: a matmul repeats them
-    Four rows;                // (B,NH,T,HS)
+    cudnnDataType_t
+        type;     // of q, k, v, out, their gradients and of the probabilities between two matmuls
+    bool grouped; // fewer heads of k and v than of q: a matmul repeats them
+    Four rows;    // (B,NH,T,HS)
     Four kv_rows, kv_columns; // (B,NKV,T,HS) and (B,NKV,HS,T)
-    Four in_qkv, in_qkv_transposed, in_out, in_heads; // strides within (B,T,NH + 2 NKV,HS), (B,T,NH,HS), (B,NH,T,HS)
-    Four square, in_square, in_square_transposed;     // (B,NH,T,T)
-    Four per_row, in_rows;                            // (B,NH,T,1)
+    Four in_qkv, in_qkv_transposed, in_out,
+        in_heads; // strides within (B,T,NH + 2 NKV,HS), (B,T,NH,HS), (B,NH,T,HS)
+    Four square, in_square, in_square_transposed; // (B,NH,T,T)
+    Four per_row, in_rows;                        // (B,NH,T,1)
 } Layouts;
 
 static GraphTensor scores(CudnnGraph *g, const Layouts *l) {
@@ -223,16 +234,19 @@ static GraphTensor causal_mask(CudnnGraph *g, const Layouts *l, GraphTensor x) {
     pointwise(g, "mask: row index", along, row, x);
     along.axis = 3;
     pointwise(g, "mask: column index", along, column, x);
-    const Pointwise compare = {.mode = CUDNN_POINTWISE_CMP_GE, .precision = CUDNN_DATA_BOOLEAN, .b = &column};
+    const Pointwise compare = {
+        .mode = CUDNN_POINTWISE_CMP_GE, .precision = CUDNN_DATA_BOOLEAN, .b = &column};
     pointwise(g, "mask: row >= column", compare, keep, row);
-    const Pointwise select = {
-        .mode = CUDNN_POINTWISE_BINARY_SELECT, .precision = CUDNN_DATA_FLOAT, .b = &minus_infinity, .condition = &keep};
+    const Pointwise select = {.mode = CUDNN_POINTWISE_BINARY_SELECT,
+                              .precision = CUDNN_DATA_FLOAT,
+                              .b = &minus_infinity,
+                              .condition = &keep};
     pointwise(g, "mask: select", select, y, x);
     return y;
 }
 
-// S = mask(scale Q K^T);  M = rowmax(S);  L = rowsum(exp(S - M));  lse = M + log L;  O = (exp(S - M) / L) V.
-// 14 operations. The quotient must have the type of V: an fp32 one has no engine.
+// S = mask(scale Q K^T);  M = rowmax(S);  L = rowsum(exp(S - M));  lse = M + log L;  O = (exp(S -
+// M) / L) V. 14 operations. The quotient must have the type of V: an fp32 one has no engine.
 static void forward_graph(CudnnGraph *g, const Layouts *l) {
     const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
     const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->kv_columns, l->in_qkv_transposed);
@@ -260,10 +274,10 @@ static void forward_graph(CudnnGraph *g, const Layouts *l) {
     graph_matmul(g, "O = P V", out, p, v);
 }
 
-// y = x^T b, by way of a 16-bit transposed x. Where heads of k and v are shared, summed over the heads of q that read
-// one, of a product in 16 bits for each of them.
-static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l, GraphTensor y, GraphTensor x,
-                              GraphTensor b) {
+// y = x^T b, by way of a 16-bit transposed x. Where heads of k and v are shared, summed over the
+// heads of q that read one, of a product in 16 bits for each of them.
+static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l, GraphTensor y,
+                              GraphTensor x, GraphTensor b) {
     const GraphTensor xt = between(g, l->type, l->square, l->in_square_transposed);
     reshape(g, what, xt, x);
     if (!l->grouped) {
@@ -275,8 +289,9 @@ static void transposed_matmul(CudnnGraph *g, const char *what, const Layouts *l,
     reduce(g, what, CUDNN_REDUCE_TENSOR_ADD, y, of_each_head);
 }
 
-// D = rowsum(dO * O);  P = exp(mask(scale Q K^T - lse));  dV = P^T dO;  dS = P * (dO V^T - D) * scale;  dK = dS^T Q;
-// dQ = dS K. 21 operations, one more with dQ collected, and two where heads of k and v are shared.
+// D = rowsum(dO * O);  P = exp(mask(scale Q K^T - lse));  dV = P^T dO;  dS = P * (dO V^T - D) *
+// scale;  dK = dS^T Q; dQ = dS K. 21 operations, one more with dQ collected, and two where heads of
+// k and v are shared.
 static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     const GraphTensor q = supplied(g, CUDNN_Q, l->type, l->rows, l->in_qkv);
     const GraphTensor kt = supplied(g, CUDNN_K, l->type, l->kv_columns, l->in_qkv_transposed);
@@ -289,22 +304,25 @@ static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     const GraphTensor dv = supplied(g, CUDNN_DV, l->type, l->kv_rows, l->in_qkv);
     const GraphTensor scale = constant(g, CUDNN_SCALE);
 
-    // D is written to memory. The product by one takes the place of dropout's scale; without it cuDNN still makes a
-    // plan, but one that keeps the product in a workspace of its own.
+    // D is written to memory. The product by one takes the place of dropout's scale; without it
+    // cuDNN still makes a plan, but one that keeps the product in a workspace of its own.
     const GraphTensor dsum = supplied(g, CUDNN_DSUM, CUDNN_DATA_FLOAT, l->per_row, l->in_rows);
-    const GraphTensor product = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_out), sum = row_numbers(g, l);
+    const GraphTensor product = between(g, CUDNN_DATA_FLOAT, l->rows, l->in_out),
+                      sum = row_numbers(g, l);
     binary(g, "dO * O", CUDNN_POINTWISE_MUL, product, dout, out);
     reduce(g, "row sum of dO * O", CUDNN_REDUCE_TENSOR_ADD, sum, product);
     binary(g, "D = row sum * 1", CUDNN_POINTWISE_MUL, dsum, sum, constant(g, CUDNN_ONE));
 
-    const GraphTensor products = scores(g, l), scaled = scores(g, l), shifted = scores(g, l), p = scores(g, l);
+    const GraphTensor products = scores(g, l), scaled = scores(g, l), shifted = scores(g, l),
+                      p = scores(g, l);
     graph_matmul(g, "S = Q K^T", products, q, kt);
     binary(g, "S * scale", CUDNN_POINTWISE_MUL, scaled, products, scale);
     binary(g, "S - lse", CUDNN_POINTWISE_SUB, shifted, scaled, lse);
     unary(g, "P = exp", CUDNN_POINTWISE_EXP, p, causal_mask(g, l, shifted));
     transposed_matmul(g, "dV = P^T dO", l, dv, p, dout);
 
-    const GraphTensor dp = scores(g, l), centred = scores(g, l), weighted = scores(g, l), ds = scores(g, l);
+    const GraphTensor dp = scores(g, l), centred = scores(g, l), weighted = scores(g, l),
+                      ds = scores(g, l);
     graph_matmul(g, "dP = dO V^T", dp, dout, vt);
     binary(g, "dP - D", CUDNN_POINTWISE_SUB, centred, dp, dsum);
     binary(g, "(dP - D) * P", CUDNN_POINTWISE_MUL, weighted, centred, p);
@@ -322,11 +340,13 @@ static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     unary(g, "dQ = dQ sums", CUDNN_POINTWISE_IDENTITY, dq, sums);
 }
 
-// ------------------------------------------------------------------------------------------------------------ lifetime
+// -------------------------------------------------------------------------------------------------
+// lifetime
 
 CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err) {
     REQUIRE(s.dtype == DTYPE_BF16 || s.dtype == DTYPE_FP16, "cuDNN graph: %s", dtype_name(s.dtype));
-    REQUIRE(s.HS * (int64_t)dtype_size(s.dtype) % ALIGNMENT == 0, "cuDNN graph: HS=%lld", (long long)s.HS);
+    REQUIRE(s.HS * (int64_t)dtype_size(s.dtype) % ALIGNMENT == 0, "cuDNN graph: HS=%lld",
+            (long long)s.HS);
 
     CudnnGraph *g = (CudnnGraph *)calloc(1, sizeof *g);
     if (!g) {
@@ -336,7 +356,8 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err
 
     g->build.err = err;
     g->next_virtual = CUDNN_NUM_TENSORS;
-    const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS, row = C + 2 * NKV * HS;
+    const int64_t B = s.B, T = s.T, NH = s.NH, NKV = s.NKV, HS = s.HS, C = NH * HS,
+                  row = C + 2 * NKV * HS;
     Layouts layouts = {
         .type = CUDNN_DATA_HALF,
         .grouped = NKV != NH,
@@ -362,8 +383,8 @@ CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err
 
     g->build.what = "cuDNN graph";
     g->graph = graph_make(g, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
-    cudnn_set(&g->build, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR, g->num_operations,
-              g->operations);
+    cudnn_set(&g->build, g->graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+              g->num_operations, g->operations);
     cudnn_finalize(&g->build, g->graph);
 
     if (!g->build.failed) return g;

@@ -20,8 +20,8 @@ bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
     cudnn.cudnnGetLastErrorString(last, sizeof last);
     library_message_one_line(last);
     const bool said = last[0] != '\0';
-    return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), said ? " (" : "", last,
-                     said ? ")" : "");
+    return error_set(err, "%s: %s%s%s%s", what, cudnn.cudnnGetErrorString(status), said ? " (" : "",
+                     last, said ? ")" : "");
 }
 
 static bool load_cudnn(Error *err) {
@@ -31,9 +31,11 @@ static bool load_cudnn(Error *err) {
     const char *file;
     void *handle = library_find("CUDNN_LIBRARY", "libcudnn.so.9", &file);
     if (!handle) return error_set(err, "cuDNN not found: %s", dlerror());
-    if (!library_functions(handle, file, functions, sizeof functions / sizeof *functions, err)) return false;
+    if (!library_functions(handle, file, functions, sizeof functions / sizeof *functions, err))
+        return false;
     version = (int)cudnn.cudnnGetVersion();
-    snprintf(version_text, sizeof version_text, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    snprintf(version_text, sizeof version_text, "%d.%d.%d", version / 10000, version / 100 % 100,
+             version % 100);
     if (version < OLDEST_VERSION)
         return error_set(err, "%s is cuDNN %s, 9.15.1 or newer is needed", file, version_text);
     return true;
@@ -48,7 +50,9 @@ const char *cudnn_library_version_text(void) { return version_text; }
 
 #else
 
-bool cudnn_library_open(Error *err) { return error_set(err, "built without cuDNN (headers of 9.8 or newer)"); }
+bool cudnn_library_open(Error *err) {
+    return error_set(err, "built without cuDNN (headers of 9.8 or newer)");
+}
 int cudnn_library_version(void) { return 0; }
 const char *cudnn_library_version_text(void) { return ""; }
 

@@ -1,5 +1,5 @@
-// From a graph to a kernel: device properties, engine configurations, execution plans; and the choice among the forms
-// in which cuDNN computes a pass of attention. See cudnn_graph.h.
+// From a graph to a kernel: device properties, engine configurations, execution plans; and the
+// choice among the forms in which cuDNN computes a pass of attention. See cudnn_graph.h.
 #include "llmc/cuda/cudnn_graph.h"
 
 #ifdef HAVE_CUDNN
@@ -11,19 +11,22 @@ typedef cudnnBackendDescriptor_t Descriptor;
 
 enum { MAX_NOTES = 16 };
 
-static void get_number(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name, int64_t *value) {
+static void get_number(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t name,
+                       int64_t *value) {
     int64_t count = 0;
     if (b->failed) return;
     cudnn_check(b, cudnn.cudnnBackendGetAttribute(d, name, CUDNN_TYPE_INT64, 1, &count, value));
     if (b->failed || count == 1) return;
     b->failed = true;
-    error_set(b->err, "%s: attribute %d has %lld values, not 1", b->what, (int)name, (long long)count);
+    error_set(b->err, "%s: attribute %d has %lld values, not 1", b->what, (int)name,
+              (long long)count);
 }
 
-// -------------------------------------------------------------------------------------------------------------- device
+// -------------------------------------------------------------------------------------------------
+// device
 
-static Descriptor device_of(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, int64_t count,
-                            const void *values, Error *err) {
+static Descriptor device_of(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
+                            int64_t count, const void *values, Error *err) {
     CudnnBuild b = {.what = "cuDNN device properties", .err = err};
     Descriptor d = cudnn_make(&b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     cudnn_set(&b, d, name, type, count, values);
@@ -39,35 +42,41 @@ Descriptor cudnn_device_of_gpu(int number, Error *err) {
 }
 
 Descriptor cudnn_device_of_text(const char *json, Error *err) {
-    return device_of(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, (int64_t)strlen(json), json, err);
+    return device_of(CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR,
+                     (int64_t)strlen(json), json, err);
 }
 
-// ----------------------------------------------------------------------------------------------- engine configurations
+// -----------------------------------------------------------------------------------------------
+// engine configurations
 
 // The one configuration that engine describes.
 static void configure(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *graph, Descriptor device,
                       const CudnnEngine *engine) {
     plan->engine = cudnn_make(b, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     cudnn_refer(b, plan->engine, CUDNN_ATTR_ENGINE_OPERATION_GRAPH, cudnn_graph_descriptor(graph));
-    cudnn_set(b, plan->engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1, &engine->number);
+    cudnn_set(b, plan->engine, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, CUDNN_TYPE_INT64, 1,
+              &engine->number);
     cudnn_refer(b, plan->engine, CUDNN_ATTR_ENGINE_DEVICEPROP, device);
     cudnn_finalize(b, plan->engine);
     for (int i = 0; i < engine->num_knobs; i++) {
         Descriptor d = plan->knobs[i] = cudnn_make(b, CUDNN_BACKEND_KNOB_CHOICE_DESCRIPTOR);
-        cudnn_set(b, d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1, &engine->knobs[i].type);
-        cudnn_set(b, d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1, &engine->knobs[i].value);
+        cudnn_set(b, d, CUDNN_ATTR_KNOB_CHOICE_KNOB_TYPE, CUDNN_TYPE_KNOB_TYPE, 1,
+                  &engine->knobs[i].type);
+        cudnn_set(b, d, CUDNN_ATTR_KNOB_CHOICE_KNOB_VALUE, CUDNN_TYPE_INT64, 1,
+                  &engine->knobs[i].value);
         cudnn_finalize(b, d);
     }
     Descriptor config = plan->configs[0] = cudnn_make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     plan->num_configs = 1;
     cudnn_refer(b, config, CUDNN_ATTR_ENGINECFG_ENGINE, plan->engine);
-    cudnn_set(b, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR, engine->num_knobs,
-              plan->knobs);
+    cudnn_set(b, config, CUDNN_ATTR_ENGINECFG_KNOB_CHOICES, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+              engine->num_knobs, plan->knobs);
     cudnn_finalize(b, config);
 }
 
 // Configurations in the order of cuDNN's heuristics.
-static void ask_heuristics(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *graph, Descriptor device) {
+static void ask_heuristics(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *graph,
+                           Descriptor device) {
     const cudnnBackendHeurMode_t mode = CUDNN_HEUR_MODE_A;
     int64_t count = 0;
     Descriptor h = cudnn_make(b, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
@@ -78,7 +87,8 @@ static void ask_heuristics(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *gra
     for (; plan->num_configs < CUDNN_MAX_CONFIGS; plan->num_configs++)
         plan->configs[plan->num_configs] = cudnn_make(b, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
     if (!b->failed)
-        cudnn_check(b, cudnn.cudnnBackendGetAttribute(h, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+        cudnn_check(b, cudnn.cudnnBackendGetAttribute(h, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                                      CUDNN_TYPE_BACKEND_DESCRIPTOR,
                                                       CUDNN_MAX_CONFIGS, &count, plan->configs));
     cudnn_destroy(h);
     while (plan->num_configs > count) cudnn_destroy(plan->configs[--plan->num_configs]);
@@ -93,11 +103,13 @@ static void describe_engine(CudnnBuild *b, Descriptor config, int64_t *number, b
     int64_t count = 0, num_notes = 0;
     Descriptor e = cudnn_make(b, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
     if (!b->failed)
-        cudnn_check(b, cudnn.cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
-                                                      CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &e));
+        cudnn_check(b,
+                    cudnn.cudnnBackendGetAttribute(config, CUDNN_ATTR_ENGINECFG_ENGINE,
+                                                   CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &count, &e));
     if (!b->failed)
-        cudnn_check(b, cudnn.cudnnBackendGetAttribute(e, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE, CUDNN_TYPE_NUMERICAL_NOTE,
-                                                      MAX_NOTES, &num_notes, notes));
+        cudnn_check(b, cudnn.cudnnBackendGetAttribute(e, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                                      CUDNN_TYPE_NUMERICAL_NOTE, MAX_NOTES,
+                                                      &num_notes, notes));
     get_number(b, e, CUDNN_ATTR_ENGINE_GLOBAL_INDEX, number);
     *repeats = true;
     for (int64_t i = 0; i < num_notes && i < MAX_NOTES; i++)
@@ -128,15 +140,17 @@ static bool keep_fitting(CudnnPlan *plan, CudnnBuild *b, bool must_repeat, int64
 
     while (plan->num_configs > kept) cudnn_destroy(plan->configs[--plan->num_configs]);
     if (kept > 0) return true;
-    if (smallest == INT64_MAX) return error_set(b->err, "no cuDNN engine for this attention is deterministic");
-    return error_set(b->err, "cuDNN's attention needs %lld bytes of workspace, %lld are allowed", (long long)smallest,
-                     (long long)limit);
+    if (smallest == INT64_MAX)
+        return error_set(b->err, "no cuDNN engine for this attention is deterministic");
+    return error_set(b->err, "cuDNN's attention needs %lld bytes of workspace, %lld are allowed",
+                     (long long)smallest, (long long)limit);
 }
 
-// --------------------------------------------------------------------------------------------------------------- plans
+// -------------------------------------------------------------------------------------------------
+// plans
 
-CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine, bool must_repeat,
-                             int64_t max_workspace, Error *err) {
+CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine,
+                             bool must_repeat, int64_t max_workspace, Error *err) {
     CudnnPlan *plan = (CudnnPlan *)calloc(1, sizeof *plan);
     if (!plan) {
         error_set(err, "out of memory for a cuDNN plan");
@@ -165,7 +179,8 @@ bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
     if (plan->compiled) return true;
     for (int i = 0; i < plan->num_configs; i++) {
         CudnnBuild b = {.what = "cuDNN kernel for attention", .err = err};
-        Descriptor config = plan->configs[i], d = cudnn_make(&b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+        Descriptor config = plan->configs[i],
+                   d = cudnn_make(&b, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
         int64_t workspace = 0;
         bool repeats;
 
@@ -179,21 +194,22 @@ bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
             return true;
         }
         if (!b.failed)
-            error_set(err, "%s: needs %lld bytes of workspace, its engine said %lld", b.what, (long long)workspace,
-                      (long long)plan->workspace);
+            error_set(err, "%s: needs %lld bytes of workspace, its engine said %lld", b.what,
+                      (long long)workspace, (long long)plan->workspace);
         cudnn_destroy(d);
     }
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------------------- passes
-// Forward there is one form, and it repeats. Backward, the question is in which order the contributions of the blocks
-// of keys to dQ are added. No engine of cuDNN 9.19 carries the note NONDETERMINISTIC, so the notes do not answer it;
-// NVIDIA's own front end (cudnn-frontend 1.2x) takes the forms below when it is asked for a deterministic backward
-// pass.
+// -------------------------------------------------------------------------------------------------
+// passes Forward there is one form, and it repeats. Backward, the question is in which order the
+// contributions of the blocks of keys to dQ are added. No engine of cuDNN 9.19 carries the note
+// NONDETERMINISTIC, so the notes do not answer it; NVIDIA's own front end (cudnn-frontend 1.2x)
+// takes the forms below when it is asked for a deterministic backward pass.
 
-// A pass, a way of it, the architectures and the versions of cuDNN, first and last, and the form to take there: by this
-// engine, or by the heuristics where it has no knobs. The first entry of a way that cuDNN accepts is taken.
+// A pass, a way of it, the architectures and the versions of cuDNN, first and last, and the form to
+// take there: by this engine, or by the heuristics where it has no knobs. The first entry of a way
+// that cuDNN accepts is taken.
 typedef struct {
     AttentionPass pass;
     AttentionWay way;
@@ -241,8 +257,8 @@ static CudnnWorkspace pass_workspace(const CudnnPass *p, int64_t kernel_bytes) {
     return w;
 }
 
-static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBackendDescriptor_t device,
-                              int64_t max_workspace, Error *err) {
+static CudnnPass *create_pass(const Form *form, AttentionShape shape,
+                              cudnnBackendDescriptor_t device, int64_t max_workspace, Error *err) {
     CudnnPass *p = (CudnnPass *)calloc(1, sizeof *p);
     if (!p) {
         error_set(err, "out of memory for cuDNN's attention");
@@ -256,8 +272,8 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
         const int64_t callers = pass_workspace(p, 0).bytes;
         const CudnnEngine *engine = NULL;
         if (form->engine.num_knobs > 0) engine = &form->engine;
-        p->plan =
-            cudnn_plan_create(p->graph, device, engine, form->way != BY_CUDNN_UNORDERED, max_workspace - callers, err);
+        p->plan = cudnn_plan_create(p->graph, device, engine, form->way != BY_CUDNN_UNORDERED,
+                                    max_workspace - callers, err);
     }
     if (p->plan) {
         p->workspace = pass_workspace(p, p->plan->workspace);
@@ -267,11 +283,13 @@ static CudnnPass *create_pass(const Form *form, AttentionShape shape, cudnnBacke
     return NULL;
 }
 
-CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBackendDescriptor_t device,
-                             int compute_capability, AttentionWay way, int64_t max_workspace, Error *err) {
+CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape,
+                             cudnnBackendDescriptor_t device, int compute_capability,
+                             AttentionWay way, int64_t max_workspace, Error *err) {
     const int version = cudnn_library_version();
     if (compute_capability < 80)
-        error_set(err, "cuDNN has no fused attention for sm_%d, only for sm_80 and newer", compute_capability);
+        error_set(err, "cuDNN has no fused attention for sm_%d, only for sm_80 and newer",
+                  compute_capability);
     else if (shape.dtype != DTYPE_BF16 && shape.dtype != DTYPE_FP16)
         error_set(err, "cuDNN has no fused attention for %s", dtype_name(shape.dtype));
     else if (shape.HS % 8 != 0) // 16-byte rows, which the graphs promise
@@ -280,7 +298,8 @@ CudnnPass *cudnn_pass_create(AttentionPass pass, AttentionShape shape, cudnnBack
         for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
             const Form *f = &forms[i];
             if (f->pass != pass || f->way != way || compute_capability < f->first_capability ||
-                compute_capability > f->last_capability || version < f->first_version || version > f->last_version)
+                compute_capability > f->last_capability || version < f->first_version ||
+                version > f->last_version)
                 continue;
             CudnnPass *p = create_pass(f, shape, device, max_workspace, err);
             if (p) return p;

@@ -7,14 +7,16 @@
 
 // FLOP a clock and multiprocessor, dense, accumulated in fp32; 0 = the hardware has none.
 //
-// geforce_halves: cards sold as GeForce run their tensor cores at half this rate when they accumulate in fp32. No
-// attribute tells them from the professional cards with the same chip; their name does.
+// geforce_halves: cards sold as GeForce run their tensor cores at half this rate when they
+// accumulate in fp32. No attribute tells them from the professional cards with the same chip; their
+// name does.
 //
-// tensor_clock: the clock that the datasheet's tensor core FLOP/s were counted at, as a fraction of the highest clock
-// the driver reports. They are the same but for the large chips, which do not hold that clock with the tensor cores
-// busy: an H200 or H100 SXM reports 1980 MHz, which would make 1070 TFLOP/s, and is sold with 989 (132 multiprocessors
-// x 4096 x 1830 MHz); an H100 PCIe reports 1755 MHz and is sold with 756, the same fraction. A B200 reports 1965 MHz
-// and is sold with 2250. Plain fp32 is counted at the highest clock on all of them.
+// tensor_clock: the clock that the datasheet's tensor core FLOP/s were counted at, as a fraction of
+// the highest clock the driver reports. They are the same but for the large chips, which do not
+// hold that clock with the tensor cores busy: an H200 or H100 SXM reports 1980 MHz, which would
+// make 1070 TFLOP/s, and is sold with 989 (132 multiprocessors x 4096 x 1830 MHz); an H100 PCIe
+// reports 1755 MHz and is sold with 756, the same fraction. A B200 reports 1965 MHz and is sold
+// with 2250. Plain fp32 is counted at the highest clock on all of them.
 typedef struct {
     int compute_capability;
     int fp8, fp16, bf16, tf32, fp32;

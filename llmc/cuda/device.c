@@ -1,7 +1,8 @@
-// device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs. Owns the streams;
-// memory, events and graphs belong to whoever asked for them, the workspace of the ops to the caller. Collectives are
-// in nccl.c. device_init reports a machine that cannot run this program, in one line with a remedy: no driver, an old
-// one, no GPU, a GPU that the program was not built for.
+// device.h on a GPU: the life of the backend and its one handle, memory, copies, events, graphs.
+// Owns the streams; memory, events and graphs belong to whoever asked for them, the workspace of
+// the ops to the caller. Collectives are in nccl.c. device_init reports a machine that cannot run
+// this program, in one line with a remedy: no driver, an old one, no GPU, a GPU that the program
+// was not built for.
 #include "llmc/base/format.h"
 #include "llmc/cuda/attention.h"
 #include "llmc/cuda/backend.h"
@@ -28,10 +29,12 @@ CudaBackend cuda_backend;
 
 void device_prepare_process(char **argv) { (void)argv; } // nothing of CUDA is read before main
 
-// --------------------------------------------------------------------------------------------------------- finding it
+// -------------------------------------------------------------------------------------------------
+// finding it
 
-// Makes a GPU that CUDA shows this process the current one: of several the one of this number. A launcher may show each
-// process a GPU of its own (srun): then it is that one. CUDA_VISIBLE_DEVICES chooses what is shown.
+// Makes a GPU that CUDA shows this process the current one: of several the one of this number. A
+// launcher may show each process a GPU of its own (srun): then it is that one. CUDA_VISIBLE_DEVICES
+// chooses what is shown.
 static bool find_gpu(int number, Error *err) {
     int driver = 0, count = 0;
     cudaError_t status = cudaDriverGetVersion(&driver);
@@ -43,26 +46,31 @@ static bool find_gpu(int number, Error *err) {
         cuda_version_text(driver, has, sizeof has);
         cuda_version_text(CUDART_VERSION, needs, sizeof needs);
         return error_set(err,
-                         "the NVIDIA driver of this machine is too old: it supports CUDA %s, this program was built "
+                         "the NVIDIA driver of this machine is too old: it supports CUDA %s, this "
+                         "program was built "
                          "with CUDA %s. Update the driver or build with CUDA %s; " OTHER_TRAINER,
                          has, needs, has);
     }
 
     if (status == cudaErrorNoDevice || (status == cudaSuccess && count == 0)) {
         const char *visible = getenv("CUDA_VISIBLE_DEVICES");
-        if (visible) return error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER, visible);
+        if (visible)
+            return error_set(err, "no GPU: CUDA_VISIBLE_DEVICES=\"%s\" leaves none; " OTHER_TRAINER,
+                             visible);
         return error_set(err, "no GPU that CUDA can use on this machine; " OTHER_TRAINER);
     }
 
     if (status == cudaSuccess && number >= count && count > 1)
-        return error_set(err, "no GPU for process %d of this machine: %d are visible; start at most %d processes on it",
+        return error_set(err,
+                         "no GPU for process %d of this machine: %d are visible; start at most %d "
+                         "processes on it",
                          number + 1, count, count);
 
     cuda_backend.device = count > 1 ? number : 0;
     if (status == cudaSuccess) status = cudaSetDevice(cuda_backend.device);
     if (status != cudaSuccess)
-        return error_set(err, "CUDA does not start: %s (%s); " OTHER_TRAINER, cudaGetErrorString(status),
-                         cudaGetErrorName(status));
+        return error_set(err, "CUDA does not start: %s (%s); " OTHER_TRAINER,
+                         cudaGetErrorString(status), cudaGetErrorName(status));
     return true;
 }
 
@@ -70,7 +78,8 @@ void device_address(int number, char address[64]) {
     int count = 0;
     cudaError_t status = cudaGetDeviceCount(&count);
     if (count == 1) number = 0;
-    if (status == cudaSuccess && number < count) status = cudaDeviceGetPCIBusId(address, 64, number);
+    if (status == cudaSuccess && number < count)
+        status = cudaDeviceGetPCIBusId(address, 64, number);
     if (status == cudaSuccess && number < count) return;
     address[0] = '\0';
     (void)cudaGetLastError(); // device_init reports it
@@ -83,29 +92,32 @@ static int attribute(enum cudaDeviceAttr which) {
     return 0;
 }
 
-// Kernels that lack an image for the GPU fail one by one, at their first launch: found here instead.
+// Kernels that lack an image for the GPU fail one by one, at their first launch: found here
+// instead.
 static bool inspect_gpu(GpuAttributes *gpu, int *arch, Error *err) {
     struct cudaDeviceProp properties;
     const char *reason;
     CUDA_CHECK(cudaGetDeviceProperties(&properties, cuda_backend.device));
     snprintf(gpu->name, sizeof gpu->name, "%.120s", properties.name);
-    const int capability =
-        10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor);
+    const int capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                           attribute(cudaDevAttrComputeCapabilityMinor);
     gpu->compute_capability = capability;
     gpu->num_sms = attribute(cudaDevAttrMultiProcessorCount);
     gpu->clock_khz = attribute(cudaDevAttrClockRate);
     gpu->memory_clock_khz = attribute(cudaDevAttrMemoryClockRate);
     gpu->memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
     if (capability < OLDEST_CAPABILITY)
-        return error_set(err, "%s (sm_%d) is too old: sm_%d or newer is needed; " OTHER_TRAINER, gpu->name, capability,
-                         OLDEST_CAPABILITY);
+        return error_set(err, "%s (sm_%d) is too old: sm_%d or newer is needed; " OTHER_TRAINER,
+                         gpu->name, capability, OLDEST_CAPABILITY);
     if (cuda_kernels_fit(arch, &reason)) return true;
-    return error_set(
-        err, "built with ARCHS=\"%s\", which %s (sm_%d) cannot run: build with `make train_gpt2cu ARCHS=%d` (%s)",
-        CUDA_ARCHS, gpu->name, capability, capability, reason);
+    return error_set(err,
+                     "built with ARCHS=\"%s\", which %s (sm_%d) cannot run: build with `make "
+                     "train_gpt2cu ARCHS=%d` (%s)",
+                     CUDA_ARCHS, gpu->name, capability, capability, reason);
 }
 
-// --------------------------------------------------------------------------------------------------- life and facts
+// -------------------------------------------------------------------------------------------------
+// life and facts
 
 static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
     facts->backend = "cuda";
@@ -113,24 +125,29 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     CUDA_CHECK(cudaDeviceGetPCIBusId(facts->id, (int)sizeof facts->id, cuda_backend.device));
     facts->units = gpu->num_sms;
     CUDA_CHECK(cudaMemGetInfo(&facts->memory_free, &facts->memory_total));
-    facts->memory_spills = access("/dev/dxg", F_OK) == 0; // Linux under Windows: the driver is that of Windows
+    // Linux under Windows: the driver is that of Windows
+    facts->memory_spills = access("/dev/dxg", F_OK) == 0;
     facts->supports[DTYPE_FP32] = facts->supports[DTYPE_FP16] = true;
-    facts->supports[DTYPE_BF16] = gpu->compute_capability >= 80; // older tensor cores do not know it
+    // older tensor cores do not know it
+    facts->supports[DTYPE_BF16] = gpu->compute_capability >= 80;
     facts->default_dtype = DTYPE_FP16;
     if (facts->supports[DTYPE_BF16]) facts->default_dtype = DTYPE_BF16;
     const size_t lt = cublasLtGetVersion(); // 130100 is 13.1.0
-    facts->supports[DTYPE_E4M3] = facts->supports[DTYPE_E5M2] = gpu_has_fp8(gpu->compute_capability, lt);
-    for (int i = 0; i < DTYPE_COUNT; i++) facts->peak_flops[i] = gpu_peak_flops(gpu, (DType)i, tf32);
+    facts->supports[DTYPE_E4M3] = facts->supports[DTYPE_E5M2] =
+        gpu_has_fp8(gpu->compute_capability, lt);
+    for (int i = 0; i < DTYPE_COUNT; i++)
+        facts->peak_flops[i] = gpu_peak_flops(gpu, (DType)i, tf32);
     facts->peak_bandwidth = gpu_peak_bandwidth(gpu);
     facts->cache_bytes = (size_t)attribute(cudaDevAttrL2CacheSize);
 
-    char runtime[16], driver[64] = ""; // "580.65.06", or "" where the kernel module does not report it (WSL)
+    char runtime[16],
+        driver[64] = ""; // "580.65.06", or "" where the kernel module does not report it (WSL)
     FILE *version = fopen("/sys/module/nvidia/version", "r");
     if (version && fgets(driver, sizeof driver, version)) driver[strcspn(driver, "\n")] = '\0';
     if (version) fclose(version);
     snprintf(facts->libraries, sizeof facts->libraries, "CUDA %s, cuBLASLt %zu.%zu.%zu%s%s",
-             cuda_version_text(CUDART_VERSION, runtime, sizeof runtime), lt / 10000, lt / 100 % 100, lt % 100,
-             *driver ? ", driver " : "", driver);
+             cuda_version_text(CUDART_VERSION, runtime, sizeof runtime), lt / 10000, lt / 100 % 100,
+             lt % 100, *driver ? ", driver " : "", driver);
 }
 
 bool device_init(const DeviceOptions *options, Error *err) {
@@ -142,9 +159,9 @@ bool device_init(const DeviceOptions *options, Error *err) {
     int arch;
     if (!inspect_gpu(&gpu, &arch, err)) return false;
 
-    // Non-blocking: the legacy default stream, on which libraries may work, does not hold them up; and only such
-    // streams can be captured.
-    // The exchange goes first: what waits for it is the next block, what it displaces is a wave of a product.
+    // Non-blocking: the legacy default stream, on which libraries may work, does not hold them up;
+    // and only such streams can be captured. The exchange goes first: what waits for it is the next
+    // block, what it displaces is a wave of a product.
     int lowest, highest;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     for (int i = 0; i < STREAM_COUNT; i++)
@@ -154,8 +171,10 @@ bool device_init(const DeviceOptions *options, Error *err) {
     cuda_backend.options = *options;
     cuda_backend.compute_capability = gpu.compute_capability;
     cuda_backend.num_sms = gpu.num_sms;
-    // Kernels wait where they were compiled for sm_90 or later, not where the driver compiles PTX of sm_80 for it.
-    cuda_backend.early_launch = !options->no_early_launch && gpu.compute_capability >= 90 && arch >= 90;
+    // Kernels wait where they were compiled for sm_90 or later, not where the driver compiles PTX
+    // of sm_80 for it.
+    cuda_backend.early_launch =
+        !options->no_early_launch && gpu.compute_capability >= 90 && arch >= 90;
     cuda_backend.graphs = !options->no_graphs;
     cuda_backend.shared_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     fill_gpu_facts(&cuda_backend.facts, &gpu, options->tf32);
@@ -179,14 +198,17 @@ void device_shutdown(void) {
 
 const DeviceFacts *device_facts(void) {
     REQUIRE(cuda_backend.ready, "device_facts before device_init");
-    DeviceFacts *facts = &cuda_backend.facts; // who computes attention may have been measured since the last call
+    // who computes attention may have been measured since the last call
+    DeviceFacts *facts = &cuda_backend.facts;
     snprintf(facts->attention, sizeof facts->attention, "%s", cuda_attention_description());
     return facts;
 }
 
-// ------------------------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------------
+// memory
 
-// One block from device_alloc: what device_free must subtract. There are a handful: the arena and short-lived buffers.
+// One block from device_alloc: what device_free must subtract. There are a handful: the arena and
+// short-lived buffers.
 struct CudaAllocation {
     struct CudaAllocation *next;
     void *data;
@@ -194,7 +216,8 @@ struct CudaAllocation {
 };
 
 // A failed allocation is reported to the caller, who may continue; one inside a recording is a bug.
-#define NOT_WHILE_RECORDING(function) REQUIRE(!cuda_backend.capturing, function " while recording a graph")
+#define NOT_WHILE_RECORDING(function)                                                              \
+    REQUIRE(!cuda_backend.capturing, function " while recording a graph")
 
 void *device_alloc(size_t bytes, Error *err) {
     NOT_WHILE_RECORDING("device_alloc");
@@ -204,20 +227,23 @@ void *device_alloc(size_t bytes, Error *err) {
         (void)cudaGetLastError(); // or the next launch would report it
         free(block);
         error_set(err,
-                  "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu on the GPU; use a smaller "
+                  "out of memory: %zu bytes (%.2f GB) requested, %zu (%.2f GB) free of %zu on the "
+                  "GPU; use a smaller "
                   "micro-batch or model, or end other programs",
                   bytes, (double)bytes * 1e-9, free_bytes, (double)free_bytes * 1e-9, total);
         return NULL;
     }
 
     CUDA_CHECK(cudaMemsetAsync(block->data, 0, bytes, cuda_compute_stream()));
-    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream())); // the copy stream may be the first to use it
+    // the copy stream may be the first to use it
+    CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
 
     block->bytes = bytes;
     block->next = cuda_backend.allocations;
     cuda_backend.allocations = block;
     cuda_backend.allocated += bytes;
-    if (cuda_backend.allocated > cuda_backend.allocated_peak) cuda_backend.allocated_peak = cuda_backend.allocated;
+    if (cuda_backend.allocated > cuda_backend.allocated_peak)
+        cuda_backend.allocated_peak = cuda_backend.allocated;
     return block->data;
 }
 
@@ -248,7 +274,9 @@ void *host_alloc(size_t bytes, Error *err) {
     void *p = NULL;
     if (cudaHostAlloc(&p, max_size(bytes, 1), cudaHostAllocDefault) == cudaSuccess) return p;
     (void)cudaGetLastError();
-    error_set(err, "out of memory: %zu bytes of pinned host memory (ulimit -l, or the memory limit of the container?)",
+    error_set(err,
+              "out of memory: %zu bytes of pinned host memory (ulimit -l, or the memory limit of "
+              "the container?)",
               bytes);
     return NULL;
 }
@@ -257,7 +285,8 @@ void host_free(void *p) {
     if (p) CUDA_CHECK(cudaFreeHost(p));
 }
 
-// ----------------------------------------------------------------------------------------------------------- workspace
+// -------------------------------------------------------------------------------------------------
+// workspace
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);
@@ -273,8 +302,9 @@ void ops_set_workspace(void *device_memory, int64_t bytes) {
 bool ops_workspace_is_set(void) { return cuda_backend.workspace != NULL; }
 
 void *cuda_scratch(const char *op, int64_t bytes) {
-    REQUIRE(bytes <= cuda_backend.workspace_bytes, "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op,
-            (long long)bytes, (long long)cuda_backend.workspace_bytes);
+    REQUIRE(bytes <= cuda_backend.workspace_bytes,
+            "%s: needs %lld bytes of workspace, ops_set_workspace gave %lld", op, (long long)bytes,
+            (long long)cuda_backend.workspace_bytes);
     if (bytes <= 0) return NULL;
     return cuda_backend.workspace;
 }
@@ -284,32 +314,40 @@ const BackendOps *backend_ops(void) {
     return &ops;
 }
 
-bool backend_computes(DType dtype) { return dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_FP16; }
+bool backend_computes(DType dtype) {
+    return dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_FP16;
+}
 
-// ------------------------------------------------------------------------------------------------- copies and waiting
+// -------------------------------------------------------------------------------------------------
+// copies and waiting
 
 void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
-    CUDA_CHECK(cudaMemcpyAsync(device_dst, host_src, bytes, cudaMemcpyHostToDevice, cuda_backend.streams[stream]));
+    CUDA_CHECK(cudaMemcpyAsync(device_dst, host_src, bytes, cudaMemcpyHostToDevice,
+                               cuda_backend.streams[stream]));
 }
 
 void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream stream) {
-    CUDA_CHECK(cudaMemcpyAsync(host_dst, device_src, bytes, cudaMemcpyDeviceToHost, cuda_backend.streams[stream]));
+    CUDA_CHECK(cudaMemcpyAsync(host_dst, device_src, bytes, cudaMemcpyDeviceToHost,
+                               cuda_backend.streams[stream]));
 }
 
 void device_copy(void *device_dst, const void *device_src, size_t bytes) {
-    CUDA_CHECK(cudaMemcpyAsync(device_dst, device_src, bytes, cudaMemcpyDeviceToDevice, cuda_compute_stream()));
+    CUDA_CHECK(cudaMemcpyAsync(device_dst, device_src, bytes, cudaMemcpyDeviceToDevice,
+                               cuda_compute_stream()));
 }
 
 void device_sync(void) { CUDA_CHECK(cudaDeviceSynchronize()); }
 
-// ------------------------------------------------------------------------------------------------------------- events
+// -------------------------------------------------------------------------------------------------
+// events
 
 // A DeviceEvent is a cudaEvent_t.
 
 DeviceEvent *device_event_create(Error *err) {
     (void)err; // CUDA_CHECK reports short memory
     cudaEvent_t event;
-    // With a time stamp. Blocking: a host that waits for a step sleeps, and leaves its core to the data reader.
+    // With a time stamp. Blocking: a host that waits for a step sleeps, and leaves its core to the
+    // data reader.
     CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventBlockingSync));
     return (DeviceEvent *)event;
 }
@@ -339,25 +377,31 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
     return (double)ms * 1e-3;
 }
 
-// ------------------------------------------------------------------------------------------------------------- graphs
-// A micro-step of 12 layers is some 250 launches; one by one they cost the host 2 to 5 us each, as long as the kernels
-// of a small batch run. Recorded once, they cost one launch. A graph goes through three states, each pass through
-// `if (!replay) { begin; ops; end; }` moving it on by one:
+// -------------------------------------------------------------------------------------------------
+// graphs A micro-step of 12 layers is some 250 launches; one by one they cost the host 2 to 5 us
+// each, as long as the kernels of a small batch run. Recorded once, they cost one launch. A graph
+// goes through three states, each pass through `if (!replay) { begin; ops; end; }` moving it on by
+// one:
 //
-//   UNSEEN   The ops run as they are called. All work at the first use of a shape happens here, because a capture
-//            allows none of it: matmul plans are made and candidates timed, attention is chosen, cuDNN builds its
-//            plans, the driver loads the machine code of each kernel.
-//   WARM     The ops are captured instead of run: the same calls now only leave nodes in a graph, which is made
-//            executable, sent to the device and launched once. Pointers, sizes and numbers are frozen in it.
+//   UNSEEN   The ops run as they are called. All work at the first use of a shape happens here,
+//   because a capture
+//            allows none of it: matmul plans are made and candidates timed, attention is chosen,
+//            cuDNN builds its plans, the driver loads the machine code of each kernel.
+//   WARM     The ops are captured instead of run: the same calls now only leave nodes in a graph,
+//   which is made
+//            executable, sent to the device and launched once. Pointers, sizes and numbers are
+//            frozen in it.
 //   RECORDED Replayed: one launch.
 //
-// Replay that returns false promises the caller's next pass is the same work as the one before. begin without it means
-// other work (another batch size): whatever was recorded is dropped, and the graph is UNSEEN again.
+// Replay that returns false promises the caller's next pass is the same work as the one before.
+// begin without it means other work (another batch size): whatever was recorded is dropped, and the
+// graph is UNSEEN again.
 //
-// With PRETRAIN_GRAPHS=0, and where the driver refuses captures (driver_probe.cu), a graph stays UNSEEN.
+// With PRETRAIN_GRAPHS=0, and where the driver refuses captures (driver_probe.cu), a graph stays
+// UNSEEN.
 //
-// The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread alone, and the data
-// reader's thread is unaffected.
+// The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread
+// alone, and the data reader's thread is unaffected.
 
 typedef enum { GRAPH_UNSEEN, GRAPH_WARM, GRAPH_RECORDED } GraphState;
 
@@ -414,7 +458,8 @@ void device_graph_end(DeviceGraph *g) {
     CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &g->nodes));
     CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
     CUDA_CHECK(cudaGraphDestroy(graph));
-    CUDA_CHECK(cudaGraphUpload(g->exec, cuda_compute_stream())); // or the first launch would pay for it
+    // or the first launch would pay for it
+    CUDA_CHECK(cudaGraphUpload(g->exec, cuda_compute_stream()));
     cuda_backend.capturing = false;
     g->state = GRAPH_RECORDED;
     CUDA_CHECK(cudaGraphLaunch(g->exec, cuda_compute_stream()));

@@ -1,6 +1,7 @@
-// A trial of the driver before anything depends on it. A capture, or a launch with programmatic stream serialisation
-// inside one, may fail where the documentation allows both: a driver older than the toolkit, one with a defect, a
-// program between this one and the driver. A run computes the same bits without them.
+// A trial of the driver before anything depends on it. A capture, or a launch with programmatic
+// stream serialisation inside one, may fail where the documentation allows both: a driver older
+// than the toolkit, one with a defect, a program between this one and the driver. A run computes
+// the same bits without them.
 #include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>
 
@@ -32,7 +33,8 @@ static cudaError_t launch_counts(int *count, bool early) {
 static cudaError_t launch_graph_of_counts(int *count, bool early) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    cudaError_t status = cudaStreamBeginCapture(cuda_compute_stream(), cudaStreamCaptureModeThreadLocal);
+    cudaError_t status =
+        cudaStreamBeginCapture(cuda_compute_stream(), cudaStreamCaptureModeThreadLocal);
     if (status != cudaSuccess) return status;
     status = launch_counts(count, early);
     const cudaError_t ended = cudaStreamEndCapture(cuda_compute_stream(), &graph);
@@ -71,7 +73,8 @@ bool cuda_probe_driver(Error *err) {
     int *count = (int *)device_alloc(sizeof *count, err);
     if (!count) return false;
 
-    const cudaError_t plain = try_counts(count, false, false); // loads the kernel, which a capture could not
+    // loads the kernel, which a capture could not
+    const cudaError_t plain = try_counts(count, false, false);
     cudaError_t graph = cudaSuccess, early = cudaSuccess;
     if (plain == cudaSuccess && cuda_backend.graphs) graph = try_counts(count, true, false);
     if (graph != cudaSuccess) {
@@ -88,14 +91,15 @@ bool cuda_probe_driver(Error *err) {
     if (cuda_backend.early_launch && (too_old || early != cudaSuccess)) {
         cuda_backend.early_launch = false;
         const char *reason = too_old ? "older than CUDA 12.3" : cudaGetErrorName(early);
-        say_refused("early launches", reason,
-                    "a kernel is set up when the one before it has ended, as with PRETRAIN_EARLY_LAUNCH=0");
+        say_refused(
+            "early launches", reason,
+            "a kernel is set up when the one before it has ended, as with PRETRAIN_EARLY_LAUNCH=0");
     }
 
     device_free(count);
     device_memory_peak_restore(peak);
     if (plain != cudaSuccess)
-        return error_set(err, "a kernel does not run on this GPU: %s (%s)", cudaGetErrorString(plain),
-                         cudaGetErrorName(plain));
+        return error_set(err, "a kernel does not run on this GPU: %s (%s)",
+                         cudaGetErrorString(plain), cudaGetErrorName(plain));
     return true;
 }

@@ -1,17 +1,19 @@
-// The small ops, element by element: the batch, the sums of losses by sequence, fill and cast, activations where they
-// are not in the epilogue of a matmul, arithmetic on whole tensors, and the statistics of a tensor. All are bound by
-// memory; each array is read or written once, unless its op says otherwise. Owns nothing.
+// The small ops, element by element: the batch, the sums of losses by sequence, fill and cast,
+// activations where they are not in the epilogue of a matmul, arithmetic on whole tensors, and the
+// statistics of a tensor. All are bound by memory; each array is read or written once, unless its
+// op says otherwise. Owns nothing.
 #include "llmc/cuda/intrinsics.cuh"
 
 enum { THREADS = 256 };
 
 static unsigned blocks(int64_t items) { return (unsigned)ceil_div(items, THREADS); }
 
-// --------------------------------------------------------------------------------------------------------------- batch
+// -------------------------------------------------------------------------------------------------
+// batch
 
-// inputs, targets (B,T) i32 from windows (B,T+1) u16 or i32. Block (b, chunk), one token of window b a thread: it is
-// the input of its place and the target of the place before. Bytes: each token is read once, 2 or 4, and written
-// twice, 8.
+// inputs, targets (B,T) i32 from windows (B,T+1) u16 or i32. Block (b, chunk), one token of window
+// b a thread: it is the input of its place and the target of the place before. Bytes: each token is
+// read once, 2 or 4, and written twice, 8.
 template <class W>
 static __global__ void __launch_bounds__(THREADS)
     batch_unpack_kernel(int32_t *inputs, int32_t *targets, const W *windows, int64_t T) {
@@ -36,10 +38,11 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- losses
+// -------------------------------------------------------------------------------------------------
+// losses
 
-// sums (B) = or += the sums of the rows of losses (B,T), a block each: thread t adds every 256th in order, then the
-// threads are added in the order of a tree. Bytes: 4 B * T.
+// sums (B) = or += the sums of the rows of losses (B,T), a block each: thread t adds every 256th in
+// order, then the threads are added in the order of a tree. Bytes: 4 B * T.
 static __global__ void __launch_bounds__(THREADS)
     sequence_losses_kernel(float *sums, const float *losses, int64_t T, bool add) {
     wait_for_the_grid_before();
@@ -56,12 +59,14 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     ((float *)sums.data, (const float *)losses.data, T, add);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- fill
+// -------------------------------------------------------------------------------------------------
+// fill
 
-// 16 bytes per thread; the elements after the last pack, or all of an unaligned tensor, one per thread. items counts
-// both.
+// 16 bytes per thread; the elements after the last pack, or all of an unaligned tensor, one per
+// thread. items counts both.
 template <class T>
-static __global__ void __launch_bounds__(THREADS) fill_kernel(T *x, float value, int64_t packs, int64_t items) {
+static __global__ void __launch_bounds__(THREADS)
+    fill_kernel(T *x, float value, int64_t packs, int64_t items) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
@@ -79,16 +84,19 @@ void backend_tensor_fill(Tensor t, float value) {
     DISPATCH(t.dtype, T, {
         T *x = (T *)t.data;
         const int64_t packs = whole_packs<T>(n, x), items = packs + n - packs * PACK<T>;
-        LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())(x, value, packs, items);
+        LAUNCH(fill_kernel<T>, blocks(items), THREADS, 0, cuda_compute_stream())
+        (x, value, packs, items);
     });
 }
 
-// ---------------------------------------------------------------------------------------------------------------- cast
+// -------------------------------------------------------------------------------------------------
+// cast
 
-// dst = src, four elements a thread (16 bytes of fp32, 8 of the others), the remainder one per thread, as in
-// fill_kernel. Bytes: 6 an element between fp32 and a 16-bit type.
+// dst = src, four elements a thread (16 bytes of fp32, 8 of the others), the remainder one per
+// thread, as in fill_kernel. Bytes: 6 an element between fp32 and a 16-bit type.
 template <class D, class S>
-static __global__ void __launch_bounds__(THREADS) cast_kernel(D *dst, const S *src, int64_t fours, int64_t items) {
+static __global__ void __launch_bounds__(THREADS)
+    cast_kernel(D *dst, const S *src, int64_t fours, int64_t items) {
     wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (i < fours) {
@@ -113,14 +121,14 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
              }));
 }
 
-// --------------------------------------------------------------------------------------------------- GELU and ReLU^2
-// Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight fill the memory of an H200 at half of
-// the threads that a multiprocessor can hold.
+// -------------------------------------------------------------------------------------------------
+// GELU and ReLU^2 Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight
+// fill the memory of an H200 at half of the threads that a multiprocessor can hold.
 enum { THREAD_PACKS = 2 };
 
-// to = F(pre) or, BACKWARD, dout * F'(pre), n elements, in packs of 16 bytes as far as whole_packs allows; to may be
-// dout. Thread t of block b owns the packs b * 512 + t and + 256, and one of the elements after the packs. Bytes: 2
-// elements each, BACKWARD 3.
+// to = F(pre) or, BACKWARD, dout * F'(pre), n elements, in packs of 16 bytes as far as whole_packs
+// allows; to may be dout. Thread t of block b owns the packs b * 512 + t and + 256, and one of the
+// elements after the packs. Bytes: 2 elements each, BACKWARD 3.
 template <class T, class F, bool BACKWARD>
 static __global__ void __launch_bounds__(THREADS)
     activation_kernel(T *to, const T *dout, const T *pre, int64_t packs, int64_t n) {
@@ -139,27 +147,36 @@ static __global__ void __launch_bounds__(THREADS)
         float v[W], gradient[W];
         to_floats(v, x[j]);
         if constexpr (BACKWARD) to_floats(gradient, d[j]);
-        for (int k = 0; k < W; k++) v[k] = BACKWARD ? gradient[k] * F::derivative(v[k]) : F::value(v[k]);
+        for (int k = 0; k < W; k++)
+            v[k] = BACKWARD ? gradient[k] * F::derivative(v[k]) : F::value(v[k]);
         store_vector(to + (first + j * THREADS) * W, from_floats<T>(v));
     }
     if (rest >= n) return;
     const float last = to_float(pre[rest]);
-    to[rest] = from_float<T>(BACKWARD ? to_float(dout[rest]) * F::derivative(last) : F::value(last));
+    to[rest] =
+        from_float<T>(BACKWARD ? to_float(dout[rest]) * F::derivative(last) : F::value(last));
 }
 
 template <class F, bool BACKWARD> static void activation(Tensor to, Tensor dout, Tensor pre) {
     const int64_t n = tensor_numel(pre);
     DISPATCH(pre.dtype, T, {
-        const int64_t packs = whole_packs<T>(n, (T *)to.data, (const T *)dout.data, (const T *)pre.data);
+        const int64_t packs =
+            whole_packs<T>(n, (T *)to.data, (const T *)dout.data, (const T *)pre.data);
         const int64_t rest = n - packs * PACK<T>; // elements in no pack, one a thread
-        const int64_t blocks = max_i64(ceil_div(packs, THREADS * THREAD_PACKS), ceil_div(rest, THREADS));
-        LAUNCH((activation_kernel<T, F, BACKWARD>), (unsigned)blocks, THREADS, 0, cuda_compute_stream())
+        const int64_t blocks =
+            max_i64(ceil_div(packs, THREADS * THREAD_PACKS), ceil_div(rest, THREADS));
+        LAUNCH((activation_kernel<T, F, BACKWARD>), (unsigned)blocks, THREADS, 0,
+               cuda_compute_stream())
         ((T *)to.data, (const T *)dout.data, (const T *)pre.data, packs, n);
     });
 }
 
-void backend_gelu_forward(Tensor out, Tensor pre) { activation<Gelu, false>(out, tensor_none(), pre); }
-void backend_relu2_forward(Tensor out, Tensor pre) { activation<Relu2, false>(out, tensor_none(), pre); }
+void backend_gelu_forward(Tensor out, Tensor pre) {
+    activation<Gelu, false>(out, tensor_none(), pre);
+}
+void backend_relu2_forward(Tensor out, Tensor pre) {
+    activation<Relu2, false>(out, tensor_none(), pre);
+}
 
 void backend_gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
     if (dbias.to.data)
@@ -175,9 +192,10 @@ void backend_relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre
         activation<Relu2, true>(dpre, dout, pre);
 }
 
-// -------------------------------------------------------------------------------------------------------------- SwiGLU
-// Rows of gate_up are (gate (F), up (F)). Thread i owns columns [c, c + N) of row i / (F / N) of out and of both halves
-// of gate_up, whose gradient may overwrite it. N = 1: for rows that are not a multiple of 16 bytes.
+// -------------------------------------------------------------------------------------------------
+// SwiGLU Rows of gate_up are (gate (F), up (F)). Thread i owns columns [c, c + N) of row i / (F /
+// N) of out and of both halves of gate_up, whose gradient may overwrite it. N = 1: for rows that
+// are not a multiple of 16 bytes.
 
 // out = silu(gate) * up. Bytes: 3 elements for each of out.
 template <class T, int N>
@@ -196,17 +214,19 @@ static __global__ void __launch_bounds__(THREADS)
     store_vector(out + (int64_t)row * F + c, from_floats<T>(up));
 }
 
-// dgate = dout * up * (s + gate s (1 - s)); dup = dout * gate * s; s = logistic(gate). Bytes: 5 elements for each of
-// dout.
+// dgate = dout * up * (s + gate s (1 - s)); dup = dout * gate * s; s = logistic(gate). Bytes: 5
+// elements for each of dout.
 template <class T, int N>
 static __global__ void __launch_bounds__(THREADS)
-    swiglu_backward_kernel(T *dgate_up, const T *dout, const T *gate_up, int64_t items, unsigned F) {
+    swiglu_backward_kernel(T *dgate_up, const T *dout, const T *gate_up, int64_t items,
+                           unsigned F) {
     wait_for_the_grid_before();
     const int64_t i = block_from_last() * THREADS + threadIdx.x;
     if (i >= items) return;
     const unsigned per_row = F / N, row = (unsigned)i / per_row, c = (unsigned)i % per_row * N;
     const int64_t at = (int64_t)row * 2 * F + c;
-    const Vector<T, N> x = load_vector<T, N, true>(gate_up + at), y = load_vector<T, N, true>(gate_up + at + F);
+    const Vector<T, N> x = load_vector<T, N, true>(gate_up + at),
+                       y = load_vector<T, N, true>(gate_up + at + F);
     float gate[N], up[N], d[N];
     to_floats(d, load_vector<T, N>(dout + (int64_t)row * F + c));
     to_floats(gate, x);
@@ -228,7 +248,8 @@ static void swiglu(Tensor to, Tensor dout, Tensor gate_up) {
                        pack_aligned(gate_up.data, F, to.dtype);
     DISPATCH_PACKS(gate_up.dtype, packs, T, N, {
         const int64_t items = rows * (F / N);
-        REQUIRE(items < (int64_t)1 << 31, "swiglu: %lld rows of %lld columns", (long long)rows, (long long)F);
+        REQUIRE(items < (int64_t)1 << 31, "swiglu: %lld rows of %lld columns", (long long)rows,
+                (long long)F);
         if (dout.data) {
             LAUNCH((swiglu_backward_kernel<T, N>), blocks(items), THREADS, 0, cuda_compute_stream())
             ((T *)to.data, (const T *)dout.data, (const T *)gate_up.data, items, (unsigned)F);
@@ -247,10 +268,12 @@ void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tenso
     if (dbias.to.data) backend_bias_backward(dbias, dgate_up);
 }
 
-// --------------------------------------------------------------------------------------------------- tensor arithmetic
-// a x + b y; and for Muon's orthogonalisation tensors that become a stack, divided by their norms, and back.
+// -------------------------------------------------------------------------------------------------
+// tensor arithmetic a x + b y; and for Muon's orthogonalisation tensors that become a stack,
+// divided by their norms, and back.
 
-// 4 neighbours a thread, as in the kernels of the update; the remainder, or all of an unaligned tensor, one per thread.
+// 4 neighbours a thread, as in the kernels of the update; the remainder, or all of an unaligned
+// tensor, one per thread.
 enum { NEIGHBOURS = 4 };
 
 // Threads for n elements: the first `fours` take 4 each.
@@ -267,7 +290,8 @@ static Work work_of(int64_t n, bool aligned) {
 
 // out may be x or y: a thread reads its elements of both before it writes them.
 template <class T, int N>
-static __device__ __forceinline__ void axpby(T *out, float a, const T *x, float b, const T *y, int64_t e) {
+static __device__ __forceinline__ void axpby(T *out, float a, const T *x, float b, const T *y,
+                                             int64_t e) {
     float u[N], v[N];
     to_floats(u, load_vector<T, N>(x + e));
     to_floats(v, load_vector<T, N>(y + e));
@@ -303,8 +327,8 @@ static __device__ __forceinline__ void multiply(D *out, const S *in, float facto
     store_vector(out + e, from_floats<D, N>(v));
 }
 
-// The tensors of a stack. Kernels find theirs by comparison, for a parameter that is indexed would be copied to local
-// memory.
+// The tensors of a stack. Kernels find theirs by comparison, for a parameter that is indexed would
+// be copied to local memory.
 typedef struct {
     void *tensors[STACK_MAX];
     float factors[STACK_MAX]; // of a scatter
@@ -338,7 +362,8 @@ static __global__ void __launch_bounds__(THREADS)
 }
 
 template <class D, class S>
-static void launch_stack(Tensor stack, const Tensor *tensors, const float *sumsq, const float *factors) {
+static void launch_stack(Tensor stack, const Tensor *tensors, const float *sumsq,
+                         const float *factors) {
     const int64_t entries = stack.shape[0], n = tensor_numel(stack) / entries;
     StackTensors of;
     uintptr_t addresses = (uintptr_t)stack.data | (uintptr_t)(n * (int64_t)dtype_size(stack.dtype));
@@ -349,7 +374,8 @@ static void launch_stack(Tensor stack, const Tensor *tensors, const float *sumsq
         addresses |= (uintptr_t)tensors[i].data;
     }
     const Work work = work_of(n, addresses % 16 == 0);
-    LAUNCH((stack_kernel<D, S>), dim3(blocks(work.items), (unsigned)entries), THREADS, 0, cuda_compute_stream())
+    LAUNCH((stack_kernel<D, S>), dim3(blocks(work.items), (unsigned)entries), THREADS, 0,
+           cuda_compute_stream())
     (of, stack.data, sumsq, n, work);
 }
 
@@ -371,16 +397,18 @@ void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors
     });
 }
 
-// ---------------------------------------------------------------------------------------------------------- statistics
-// tensor_statistics: counts the contents of a tensor in one pass over its bits. Two launches, no atomics: blocks count
-// their parts into the workspace, one block adds the parts to the TensorStats of the caller. Magnitudes are compared as
-// integers, as on the CPU, so that denormals are counted as such in every build.
+// -------------------------------------------------------------------------------------------------
+// statistics tensor_statistics: counts the contents of a tensor in one pass over its bits. Two
+// launches, no atomics: blocks count their parts into the workspace, one block adds the parts to
+// the TensorStats of the caller. Magnitudes are compared as integers, as on the CPU, so that
+// denormals are counted as such in every build.
 //
-// Bytes: each element is read once. Sums are in fp64: a GPU that is slow at it does 4 G elements a second, and this
-// runs in one step out of many.
+// Bytes: each element is read once. Sums are in fp64: a GPU that is slow at it does 4 G elements a
+// second, and this runs in one step out of many.
 
 enum { WARPS = THREADS / WARP };
-// Elements of a part: 64 KB of fp32, longer where a tensor would have more than STATISTICS_MAX_PARTS.
+// Elements of a part: 64 KB of fp32, longer where a tensor would have more than
+// STATISTICS_MAX_PARTS.
 enum { PART = 16384 };
 
 // The counts of one thread; small includes zeros.
@@ -400,8 +428,8 @@ static __device__ __forceinline__ void count_value(Count &c, float x, FormatLimi
     }
 }
 
-// The block's Count, in thread 0: over the lanes of each warp as a butterfly, then over warps in their order. A part
-// has fewer than 2^32 elements.
+// The block's Count, in thread 0: over the lanes of each warp as a butterfly, then over warps in
+// their order. A part has fewer than 2^32 elements.
 static __device__ Count block_count(Count c) {
     __shared__ Count of_warp[WARPS];
     for (int offset = WARP / 2; offset > 0; offset /= 2) {
@@ -427,11 +455,13 @@ static __device__ Count block_count(Count c) {
     return c;
 }
 
-// Block b counts elements [b * part, (b + 1) * part) of x (n) into parts[b]. Thread: every 256th pack of them, then the
-// elements after the last pack, or all of them where x is not 16-byte aligned.
+// Block b counts elements [b * part, (b + 1) * part) of x (n) into parts[b]. Thread: every 256th
+// pack of them, then the elements after the last pack, or all of them where x is not 16-byte
+// aligned.
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    count_parts_kernel(TensorStats *parts, const T *x, int64_t n, int64_t part, bool packed, FormatLimits limits) {
+    count_parts_kernel(TensorStats *parts, const T *x, int64_t n, int64_t part, bool packed,
+                       FormatLimits limits) {
     wait_for_the_grid_before();
     constexpr int N = PACK<T>;
     const int64_t begin = blockIdx.x * part, end = min(n, begin + part);
@@ -442,7 +472,8 @@ static __global__ void __launch_bounds__(THREADS)
         to_floats(v, load_vector<T, N>(x + i));
         for (int k = 0; k < N; k++) count_value(c, v[k], limits);
     }
-    for (int64_t i = whole + threadIdx.x; i < end; i += THREADS) count_value(c, to_float(x[i]), limits);
+    for (int64_t i = whole + threadIdx.x; i < end; i += THREADS)
+        count_value(c, to_float(x[i]), limits);
     c = block_count(c);
     if (threadIdx.x > 0) return;
     TensorStats s;
@@ -456,9 +487,10 @@ static __global__ void __launch_bounds__(THREADS)
     parts[blockIdx.x] = s;
 }
 
-// One block: thread f < 5 adds one of the fp64 numbers of all parts to stats in the order of the parts, the next one
-// takes the largest amax. As bits: see FormatLimits.
-static __global__ void __launch_bounds__(WARP) add_parts_kernel(TensorStats *stats, const TensorStats *parts, int n) {
+// One block: thread f < 5 adds one of the fp64 numbers of all parts to stats in the order of the
+// parts, the next one takes the largest amax. As bits: see FormatLimits.
+static __global__ void __launch_bounds__(WARP)
+    add_parts_kernel(TensorStats *stats, const TensorStats *parts, int n) {
     wait_for_the_grid_before();
     enum { SUMS = 5, WORDS = sizeof(TensorStats) / sizeof(double) };
     const int f = (int)threadIdx.x;
@@ -477,7 +509,8 @@ static __global__ void __launch_bounds__(WARP) add_parts_kernel(TensorStats *sta
 void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
     const int64_t n = tensor_numel(t), part = round_up(ceil_div(n, STATISTICS_MAX_PARTS), PART);
     const int count = (int)ceil_div(n, part);
-    TensorStats *parts = (TensorStats *)cuda_scratch("tensor_statistics", count * (int64_t)sizeof(TensorStats));
+    TensorStats *parts =
+        (TensorStats *)cuda_scratch("tensor_statistics", count * (int64_t)sizeof(TensorStats));
     const bool packed = (uintptr_t)t.data % 16 == 0;
     const FormatLimits limits = format_limits(format);
     const cudaStream_t stream = cuda_compute_stream();

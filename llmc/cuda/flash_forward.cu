@@ -1,10 +1,13 @@
-// Causal attention, forward, on tensor cores; also the host code shared by both passes: supported shapes and the
-// arguments of the kernels. Holds no state. The backward pass is in flash_backward.cu.
+// Causal attention, forward, on tensor cores; also the host code shared by both passes: supported
+// shapes and the arguments of the kernels. Holds no state. The backward pass is in
+// flash_backward.cu.
 //
-// Dao, "FlashAttention-2", 2023: one block for ROWS queries of one head walks over the keys up to its diagonal, KEYS
-// at a time, and keeps for every query the running maximum and sum of its exponentials:
+// Dao, "FlashAttention-2", 2023: one block for ROWS queries of one head walks over the keys up to
+// its diagonal, KEYS at a time, and keeps for every query the running maximum and sum of its
+// exponentials:
 //
-//            K0     K1     K2     K3            S = Q K^T / sqrt(HS), masked on the diagonal;  m' = max(m, rowmax S)
+//            K0     K1     K2     K3            S = Q K^T / sqrt(HS), masked on the diagonal;  m' =
+//            max(m, rowmax S)
 //        +------+------+                        P = exp(S - m');  r = exp(m - m')
 //     Q0 | S    | \ .. |                        sum = r sum + rowsum P;  O = r O + P V
 //        +------+------+------+------+
@@ -14,10 +17,11 @@
 
 #include <math.h>
 
-// --------------------------------------------------------------------------------------------------------- the kernel
+// -------------------------------------------------------------------------------------------------
+// the kernel
 
-// Shared memory of HEAD = 64 on Ampere: Q 16 KB, two stages of K and V 32 KB. Registers hold O, S (or P) and, up to 64
-// columns, Q; for more columns only half the keys fit.
+// Shared memory of HEAD = 64 on Ampere: Q 16 KB, two stages of K and V 32 KB. Registers hold O, S
+// (or P) and, up to 64 columns, Q; for more columns only half the keys fit.
 template <class Arch, int HEAD> struct ForwardTile {
     static constexpr int M = Arch::AMPERE ? 2 : 1; // 16-row tiles of a warp
     static constexpr int ROWS = FLASH_WARPS * 16 * M;
@@ -25,19 +29,22 @@ template <class Arch, int HEAD> struct ForwardTile {
     static constexpr bool HOLD_Q = HEAD <= 64;
 };
 
-// The running statistics of a warp's queries: lane 4 g + t has rows g and g + 8 of each 16, columns as in a C fragment.
-// max is in units of S; sum is of this lane's columns only.
+// The running statistics of a warp's queries: lane 4 g + t has rows g and g + 8 of each 16, columns
+// as in a C fragment. max is in units of S; sum is of this lane's columns only.
 template <int M, int HEAD> struct ForwardState { float out[M][HEAD / 8][4], max[M][2], sum[M][2]; };
 
-// Scores become exponentials relative to the new maximum; sums relative to the old one are rescaled. The first tile has
-// key 0, which every query sees, so the maximum is finite from then on.
+// Scores become exponentials relative to the new maximum; sums relative to the old one are
+// rescaled. The first tile has key 0, which every query sees, so the maximum is finite from then
+// on.
 template <int M, int N8, int HEAD>
-static __device__ __forceinline__ void flash_softmax_step(float (&scores)[M][N8][4], ForwardState<M, HEAD> &state,
+static __device__ __forceinline__ void flash_softmax_step(float (&scores)[M][N8][4],
+                                                          ForwardState<M, HEAD> &state,
                                                           float scale_log2e) {
     UNROLL (m, M)
         UNROLL (r, 2) {
             float largest = state.max[m][r];
-            UNROLL (n, N8) largest = fmaxf(largest, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
+            UNROLL (n, N8)
+                largest = fmaxf(largest, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
             const float shrink = exp2_approx((state.max[m][r] - largest) * scale_log2e);
@@ -58,8 +65,8 @@ static __device__ __forceinline__ void flash_softmax_step(float (&scores)[M][N8]
 
 // out / sum, and lse = scale max + log sum: max is of Q K^T, without the scale.
 template <int M, int HEAD>
-static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state, float *lse, int first_row,
-                                                   const FlashShape &s) {
+static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state, float *lse,
+                                                   int first_row, const FlashShape &s) {
     const int lane = (int)threadIdx.x % WARP;
     UNROLL (m, M)
         UNROLL (r, 2) {
@@ -71,9 +78,9 @@ static __device__ __forceinline__ void finish_rows(ForwardState<M, HEAD> &state,
         }
 }
 
-// out (B,T,NH HS), lse (B,NH,T) from qkv (B,T,(NH + 2 NKV) HS). A block of four warps has ROWS queries of one head, a
-// warp M * 16 of them. Moves Q, out and lse once. Reads K and V of a head once from memory, and from L2 for each of its
-// query blocks.
+// out (B,T,NH HS), lse (B,NH,T) from qkv (B,T,(NH + 2 NKV) HS). A block of four warps has ROWS
+// queries of one head, a warp M * 16 of them. Moves Q, out and lse once. Reads K and V of a head
+// once from memory, and from L2 for each of its query blocks.
 template <class Arch, class T, int HEAD>
 static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     flash_forward_kernel(T *out, float *lse, const T *qkv, FlashShape s) {
@@ -108,7 +115,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
             if (i * KEYS < first_row + 16 * M) { // else every key is after the warp's last query
                 float scores[M][KEYS / 8][4];
                 multiply_rows<Arch>(scores, queries, keys.a(i));
-                if ((i + 1) * KEYS > first_row) mask_scores<QUERY_ROWS>(scores, first_row, i * KEYS);
+                if ((i + 1) * KEYS > first_row)
+                    mask_scores<QUERY_ROWS>(scores, first_row, i * KEYS);
                 flash_softmax_step(scores, state, s.scale_log2e);
                 multiply_add<Arch, T>(state.out, scores, keys.b(i));
             }
@@ -120,20 +128,24 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     }
 }
 
-template <class Arch, class T, int HEAD> static void forward_launch(Tensor out, Tensor lse, Tensor qkv, FlashShape s) {
+template <class Arch, class T, int HEAD>
+static void forward_launch(Tensor out, Tensor lse, Tensor qkv, FlashShape s) {
     typedef ForwardTile<Arch, HEAD> Tile;
     const int64_t blocks = ceil_div(s.T, Tile::ROWS); // of a head
-    const size_t shared = (Tile::ROWS * HEAD + TileStream<Arch, T, Tile::KEYS, HEAD>::ELEMENTS) * sizeof(T);
-    LAUNCH((flash_forward_kernel<Arch, T, HEAD>), dim3((unsigned)(s.heads * blocks)), dim3(FLASH_THREADS), shared,
-           cuda_compute_stream())
+    const size_t shared =
+        (Tile::ROWS * HEAD + TileStream<Arch, T, Tile::KEYS, HEAD>::ELEMENTS) * sizeof(T);
+    LAUNCH((flash_forward_kernel<Arch, T, HEAD>), dim3((unsigned)(s.heads * blocks)),
+           dim3(FLASH_THREADS), shared, cuda_compute_stream())
     ((T *)out.data, (float *)lse.data, (const T *)qkv.data, flash_grouped(s, blocks));
 }
 
-// ------------------------------------------------------------------------------------------------------------ the host
+// -------------------------------------------------------------------------------------------------
+// the host
 
 bool cuda_flash_supports(DType dtype, int64_t head_size) {
     const int capability = cuda_backend.compute_capability;
-    const bool has_cores = (dtype == DTYPE_FP16 && capability >= 75) || (dtype == DTYPE_BF16 && capability >= 80);
+    const bool has_cores =
+        (dtype == DTYPE_FP16 && capability >= 75) || (dtype == DTYPE_BF16 && capability >= 80);
     return has_cores && head_size % 8 == 0 && head_size <= 128; // rows of 16-byte chunks
 }
 
@@ -155,5 +167,6 @@ void cuda_flash_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) {
         cuda_plain_attention_forward(out, lse, qkv, s);
         return;
     }
-    FLASH_DISPATCH(qkv.dtype, FLASH_DISPATCH_HEAD(s.HS, forward_launch<Arch, T, HEAD>(out, lse, qkv, s)));
+    FLASH_DISPATCH(qkv.dtype,
+                   FLASH_DISPATCH_HEAD(s.HS, forward_launch<Arch, T, HEAD>(out, lse, qkv, s)));
 }

@@ -12,11 +12,13 @@ void *library_find(const char *variable, const char *usual, const char **file) {
     return dlopen(*file, RTLD_NOW | RTLD_LOCAL);
 }
 
-bool library_functions(void *handle, const char *file, const LibraryFunction *functions, int count, Error *err) {
+bool library_functions(void *handle, const char *file, const LibraryFunction *functions, int count,
+                       Error *err) {
     for (int i = 0; i < count; i++) {
         void *address = dlsym(handle, functions[i].name);
         if (!address) return error_set(err, "%s has no function %s", file, functions[i].name);
-        memcpy(functions[i].pointer, &address, sizeof address); // into a pointer to a function, as POSIX has it
+        memcpy(functions[i].pointer, &address,
+               sizeof address); // into a pointer to a function, as POSIX has it
     }
     return true;
 }

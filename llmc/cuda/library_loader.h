@@ -1,11 +1,11 @@
-// Loading a library when it is first needed (cuDNN, NCCL), and its functions into a table of pointers. The program
-// neither links with it nor needs it otherwise. A library that was opened stays open until the process ends: such
-// libraries have threads, or load others by themselves.
+// Loading a library when it is first needed (cuDNN, NCCL), and its functions into a table of
+// pointers. The program neither links with it nor needs it otherwise. A library that was opened
+// stays open until the process ends: such libraries have threads, or load others by themselves.
 #pragma once
 #include "llmc/base/error.h"
 
-// The file $variable, if that is set, else `usual` where the dynamic linker looks. *file: which. NULL: dlerror says
-// why.
+// The file $variable, if that is set, else `usual` where the dynamic linker looks. *file: which.
+// NULL: dlerror says why.
 void *library_find(const char *variable, const char *usual, const char **file);
 
 typedef struct {
@@ -14,7 +14,8 @@ typedef struct {
 } LibraryFunction;
 
 // False, with a message that names the first function that is missing.
-bool library_functions(void *handle, const char *file, const LibraryFunction *functions, int count, Error *err);
+bool library_functions(void *handle, const char *file, const LibraryFunction *functions, int count,
+                       Error *err);
 
 // The answer of the first call, kept for later ones.
 typedef struct {

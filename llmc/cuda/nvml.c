@@ -1,6 +1,7 @@
-// See nvml.h, and device_sensors of device.h on top of it. The few functions of NVML that the sensors need are declared
-// here: NVIDIA's nvml.h comes with some toolkits only, the library with every driver. Its interface is stable: names
-// that end in _v2 were added next to the old ones, which stay.
+// See nvml.h, and device_sensors of device.h on top of it. The few functions of NVML that the
+// sensors need are declared here: NVIDIA's nvml.h comes with some toolkits only, the library with
+// every driver. Its interface is stable: names that end in _v2 were added next to the old ones,
+// which stay.
 #include "llmc/cuda/nvml.h"
 
 #include "llmc/base/format.h"
@@ -21,7 +22,8 @@ struct CudaNvml {
     int (*shutdown)(void);
     int (*clock)(NvmlGpu, int type, unsigned *mhz);
     int (*power)(NvmlGpu, unsigned *milliwatts);
-    int (*energy)(NvmlGpu, unsigned long long *millijoules); // since the driver was loaded; Volta and newer
+    int (*energy)(NvmlGpu,
+                  unsigned long long *millijoules); // since the driver was loaded; Volta and newer
     int (*temperature)(NvmlGpu, int sensor, unsigned *celsius);
     int (*throttle)(NvmlGpu, unsigned long long *reasons); // NULL where the driver has neither name
 };
@@ -43,12 +45,15 @@ CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
         {"nvmlDeviceGetTemperature", &nvml->temperature},
     };
 
-    const LibraryFunction throttle = {"nvmlDeviceGetCurrentClocksEventReasons", &nvml->throttle}; // since driver 535
+    const LibraryFunction throttle = {"nvmlDeviceGetCurrentClocksEventReasons",
+                                      &nvml->throttle}; // since driver 535
     const LibraryFunction older = {"nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle};
 
     nvml->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
     if (nvml->library &&
-        library_functions(nvml->library, file, functions, sizeof functions / sizeof *functions, NULL) && init() == 0) {
+        library_functions(nvml->library, file, functions, sizeof functions / sizeof *functions,
+                          NULL) &&
+        init() == 0) {
         if (!library_functions(nvml->library, file, &throttle, 1, NULL))
             (void)library_functions(nvml->library, file, &older, 1, NULL);
         if (find(pci_bus_id, &nvml->gpu) == 0) return nvml;
@@ -78,7 +83,8 @@ const char *cuda_throttle_text(unsigned long long reasons, char *buf, size_t siz
     buf[0] = '\0';
     for (size_t i = 0; i < sizeof words / sizeof *words && used < size; i++)
         if (reasons & words[i].bit)
-            used += (size_t)snprintf(buf + used, size - used, "%s%s", used ? ", " : "", words[i].word);
+            used +=
+                (size_t)snprintf(buf + used, size - used, "%s%s", used ? ", " : "", words[i].word);
     return buf;
 }
 
@@ -89,7 +95,8 @@ void cuda_nvml_read(const CudaNvml *nvml, DeviceSensors *sensors) {
     if (nvml->clock(nvml->gpu, NVML_CLOCK_SM, &value) == 0) sensors->sm_clock_mhz = value;
     if (nvml->clock(nvml->gpu, NVML_CLOCK_MEMORY, &value) == 0) sensors->memory_clock_mhz = value;
     if (nvml->power(nvml->gpu, &value) == 0) sensors->power_watts = value * 1e-3;
-    if (nvml->temperature(nvml->gpu, NVML_TEMPERATURE_GPU, &value) == 0) sensors->temperature_c = value;
+    if (nvml->temperature(nvml->gpu, NVML_TEMPERATURE_GPU, &value) == 0)
+        sensors->temperature_c = value;
     if (nvml->energy(nvml->gpu, &wide) == 0) sensors->energy_joules = (double)wide * 1e-3;
     if (nvml->throttle && nvml->throttle(nvml->gpu, &wide) == 0)
         cuda_throttle_text(wide, sensors->throttle, sizeof sensors->throttle);

@@ -1,19 +1,22 @@
-// Shared by the kernels over all tensors of a step: the tables by which one launch runs over all of them, and how a
-// block finds its tensor and its part. For the update: the entry of a tensor, the constants of a step, loading and
-// storing gradient and weight in every form that an UpdateTensor may have (ops.h); the entry tells which.
+// Shared by the kernels over all tensors of a step: the tables by which one launch runs over all of
+// them, and how a block finds its tensor and its part. For the update: the entry of a tensor, the
+// constants of a step, loading and storing gradient and weight in every form that an UpdateTensor
+// may have (ops.h); the entry tells which.
 #pragma once
 #include "llmc/base/random.h"
 #include "llmc/cuda/intrinsics.cuh"
 
-// -------------------------------------------------------------------------------------------------------------- tables
-// Tables of tensors on the device, so that one launch runs over all tensors of a step: small tensors cost no launches
-// of their own, and the largest is spread over all multiprocessors. Host side (optimizer_norm.cu).
+// -------------------------------------------------------------------------------------------------
+// tables Tables of tensors on the device, so that one launch runs over all tensors of a step: small
+// tensors cost no launches of their own, and the largest is spread over all multiprocessors. Host
+// side (optimizer_norm.cu).
 //
-// A table has zero or more entries (the arguments of a kernel) for each tensor of an UpdateList. Entries for one kernel
-// form a group and are adjacent, in the order of their tensors; each is cut into parts, one per block. So the tensors
-// [first, first + count) of a group are a run: contiguous parts, one launch.
-// A list has at most one table of each kind, made at its first use and kept until update_list_free; they are the only
-// memory that the optimizer's kernels own. A steady step neither waits nor allocates.
+// A table has zero or more entries (the arguments of a kernel) for each tensor of an UpdateList.
+// Entries for one kernel form a group and are adjacent, in the order of their tensors; each is cut
+// into parts, one per block. So the tensors [first, first + count) of a group are a run: contiguous
+// parts, one launch. A list has at most one table of each kind, made at its first use and kept
+// until update_list_free; they are the only memory that the optimizer's kernels own. A steady step
+// neither waits nor allocates.
 
 typedef enum { TABLE_NORM, TABLE_UPDATE, TABLE_MOMENTUM, TABLE_ADAFACTOR, TABLE_KINDS } TableKind;
 enum { TABLE_MAX_GROUPS = 16 };
@@ -47,18 +50,20 @@ typedef void TableDescribe(TableDraft *draft, const UpdateTensor *tensors, int n
 void table_add(TableDraft *draft, int variant, int tensor, const void *entry, int64_t parts);
 
 // The list's table of that kind. Making it waits for the device. op: for messages.
-const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
-                                TableDescribe *describe);
+const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind,
+                                size_t entry_bytes, TableDescribe *describe);
 
 // The group of that variant; NULL if it has no tensors.
 const TableGroup *table_group(const UpdateTable *table, int variant);
-// The entries of tensors [first, first + count) in a group, which may be NULL; n = 0 when there are none.
+// The entries of tensors [first, first + count) in a group, which may be NULL; n = 0 when there are
+// none.
 TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
 
-// ------------------------------------------------------------------------------------------------- the part of a block
+// -------------------------------------------------------------------------------------------------
+// the part of a block
 
-// The entry that part first[0] + blockIdx.x belongs to: first[i] <= part < first[i + 1]. Each thread looks at a few.
-// Contains a barrier.
+// The entry that part first[0] + blockIdx.x belongs to: first[i] <= part < first[i + 1]. Each
+// thread looks at a few. Contains a barrier.
 static __device__ inline int entry_of_block(const int32_t *first, int n) {
     __shared__ int found[1];
     const int part = first[0] + (int)blockIdx.x;
@@ -70,12 +75,13 @@ static __device__ inline int entry_of_block(const int32_t *first, int n) {
     return found[0];
 }
 
-// The sum of partials[begin .. end) by one warp, in fp64, in every lane, in an order that depends on their number
-// alone.
+// The sum of partials[begin .. end) by one warp, in fp64, in every lane, in an order that depends
+// on their number alone.
 static __device__ inline double sum_of_parts(const float *partials, int begin, int end) {
     double sum = 0.0;
     for (int i = begin + (int)threadIdx.x; i < end; i += WARP) sum += (double)partials[i];
-    for (int offset = WARP / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+    for (int offset = WARP / 2; offset > 0; offset /= 2)
+        sum += __shfl_xor_sync(ALL_LANES, sum, offset);
     return sum;
 }
 
@@ -84,7 +90,8 @@ static __device__ inline int part_of_block(const int32_t *first, int entry) {
     return first[0] + (int)blockIdx.x - first[entry];
 }
 
-// ------------------------------------------------------------------------------------------------------------ elements
+// -------------------------------------------------------------------------------------------------
+// elements
 
 typedef struct {
     void *weight;
@@ -113,7 +120,9 @@ struct UpdateStep {
     float m_correction, v_correction; // of the group
     uint64_t counter;                 // of random bits: updates * 2^40
 };
-static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s, const StepControl *control, int group) {
+static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s,
+                                                              const StepControl *control,
+                                                              int group) {
     MomentRates of = s.moments[0];
 #pragma unroll // without an index that is known only here, s stays in registers
     for (int i = 1; i < UPDATE_GROUPS; i++)
@@ -130,36 +139,41 @@ static __device__ __forceinline__ UpdateStep step_of_decision(UpdateStep s, cons
 }
 
 // The update of the tensors of RULE_ADAFACTOR among [first, first + count).
-void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control);
+void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step,
+                           Tensor control);
 
 // The entry of a tensor in this step.
-static __device__ __forceinline__ UpdateEntry entry_of_step(const UpdateEntry &in_table, const UpdateStep &s) {
+static __device__ __forceinline__ UpdateEntry entry_of_step(const UpdateEntry &in_table,
+                                                            const UpdateStep &s) {
     UpdateEntry t = in_table;
     t.learning_rate *= s.learning_rate;
     return t;
 }
 
-// Elements e .. e + count - 1 of a tensor, count <= N of the function that takes them. dense: count is N, and all
-// arrays are aligned for vectors of N.
+// Elements e .. e + count - 1 of a tensor, count <= N of the function that takes them. dense: count
+// is N, and all arrays are aligned for vectors of N.
 struct Place {
     int64_t e;
     int count;
     bool dense;
 };
 // N elements from e on, fewer if only `left` remain.
-template <int N> static __device__ __forceinline__ Place place_at(int64_t e, int64_t left, bool packed) {
+template <int N>
+static __device__ __forceinline__ Place place_at(int64_t e, int64_t left, bool packed) {
     const int count = (int)max((int64_t)0, min((int64_t)N, left));
     return {e, count, packed && count == N};
 }
 
-template <class T, int N> static __device__ __forceinline__ Vector<T, N> load_place(const T *p, Place at) {
+template <class T, int N>
+static __device__ __forceinline__ Vector<T, N> load_place(const T *p, Place at) {
     if (at.dense) return load_vector<T, N, true>(p + at.e);
     Vector<T, N> x = {};
     for (int k = 0; k < N; k++)
         if (k < at.count) x.v[k] = p[at.e + k];
     return x;
 }
-template <class T, int N> static __device__ __forceinline__ void store_place(T *p, Place at, const Vector<T, N> &x) {
+template <class T, int N>
+static __device__ __forceinline__ void store_place(T *p, Place at, const Vector<T, N> &x) {
     if (at.dense) return store_vector<T, N, true>(p + at.e, x);
     for (int k = 0; k < N; k++)
         if (k < at.count) p[at.e + k] = x.v[k];
@@ -171,7 +185,8 @@ template <class E, int N> struct EitherVector {
     Vector<E, N> narrow = {};
 };
 template <class E, int N>
-static __device__ __forceinline__ EitherVector<E, N> load_either(const void *p, Place at, bool is_fp32) {
+static __device__ __forceinline__ EitherVector<E, N> load_either(const void *p, Place at,
+                                                                 bool is_fp32) {
     EitherVector<E, N> x;
     if (is_fp32)
         x.wide = load_place<float, N>((const float *)p, at);
@@ -180,7 +195,8 @@ static __device__ __forceinline__ EitherVector<E, N> load_either(const void *p, 
     return x;
 }
 template <class E, int N>
-static __device__ __forceinline__ void either_to_floats(float (&v)[N], const EitherVector<E, N> &x, bool is_fp32) {
+static __device__ __forceinline__ void either_to_floats(float (&v)[N], const EitherVector<E, N> &x,
+                                                        bool is_fp32) {
     if (is_fp32)
         to_floats(v, x.wide);
     else
@@ -199,7 +215,8 @@ template <class E> static __device__ __forceinline__ bool has_compensation(const
     return sizeof(E) < 4 && t.compensation != NULL;
 }
 
-// -------------------------------------------------------------------------------------------------------------- weight
+// -------------------------------------------------------------------------------------------------
+// weight
 
 // The loaded form of a weight: the master, or the weight and its compensation.
 template <class E, int N> struct WeightVector {
@@ -210,7 +227,8 @@ template <class E, int N>
 static __device__ __forceinline__ WeightVector<E, N> load_weight(const UpdateEntry &t, Place at) {
     const bool master = has_master<E>(t);
     WeightVector<E, N> x = {};
-    x.w = load_either<E, N>(master ? (const void *)t.master : t.weight, at, master || sizeof(E) == 4);
+    x.w =
+        load_either<E, N>(master ? (const void *)t.master : t.weight, at, master || sizeof(E) == 4);
     if (has_compensation<E>(t)) x.compensation = load_place<E, N>((const E *)t.compensation, at);
     return x;
 }
@@ -221,18 +239,18 @@ static __device__ __forceinline__ void weight_to_floats(float (&w)[N], const Wei
     if (has_compensation<E>(t)) add_to(w, x.compensation);
 }
 
-// The updated w into master and weight; into weight and compensation; or, with neither, into the weight alone, rounded
-// stochastically.
+// The updated w into master and weight; into weight and compensation; or, with neither, into the
+// weight alone, rounded stochastically.
 template <class E, int N>
-static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const UpdateStep &s, Place at,
-                                                    const float (&w)[N]) {
+static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const UpdateStep &s,
+                                                    Place at, const float (&w)[N]) {
     Vector<E, N> weight;
     const bool nearest = sizeof(E) == 4 || has_master<E>(t) || has_compensation<E>(t);
     if (nearest)
         weight = from_floats<E, N>(w);
     else
-        weight =
-            round_vector<E, N>(w, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter, (uint64_t)(t.offset + at.e));
+        weight = round_vector<E, N>(w, s.seed, STREAM_ROUNDING + (uint64_t)t.stream, s.counter,
+                                    (uint64_t)(t.offset + at.e));
     if (has_master<E>(t)) store_place<float, N>(t.master, at, from_floats<float, N>(w));
     if (has_compensation<E>(t)) {
         float compensation[N];
@@ -243,6 +261,7 @@ static __device__ __forceinline__ void store_weight(const UpdateEntry &t, const 
 }
 
 // The last line of every rule: w along the direction, with decoupled weight decay.
-static __device__ __forceinline__ float descend(float w, float direction, float learning_rate, float weight_decay) {
+static __device__ __forceinline__ float descend(float w, float direction, float learning_rate,
+                                                float weight_decay) {
     return fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
 }

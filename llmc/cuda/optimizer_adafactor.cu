@@ -1,14 +1,18 @@
-// Adafactor: second moments of a matrix as the product of a row and a column; adafactor_statistics and the update.
-// Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
+// Adafactor: second moments of a matrix as the product of a row and a column; adafactor_statistics
+// and the update. Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+// 2018.
 //
-// Every tensor is seen as (rows, cols). A vector is a matrix of one row without row statistics, whose column statistics
-// are v: one source serves both. Statistics are three passes over the gradient, each one launch for all tensors:
+// Every tensor is seen as (rows, cols). A vector is a matrix of one row without row statistics,
+// whose column statistics are v: one source serves both. Statistics are three passes over the
+// gradient, each one launch for all tensors:
 //   rows      a warp sums a row
-//   columns   a block sums the columns of a tile; a tall matrix has several tiles in a column, whose sums go through
+//   columns   a block sums the columns of a tile; a tall matrix has several tiles in a column,
+//   whose sums go through
 //             the workspace and are added in order
 //   rms       a block sums u^2 over a tile, or several
-// then the update, over the same tiles. Bytes a parameter with bf16 weights, fp32 master and gradient: statistics 12,
-// update 14 (gradient 4, master 8, weight 2). The state is next to nothing: 4 (1 / rows + 1 / cols).
+// then the update, over the same tiles. Bytes a parameter with bf16 weights, fp32 master and
+// gradient: statistics 12, update 14 (gradient 4, master 8, weight 2). The state is next to
+// nothing: 4 (1 / rows + 1 / cols).
 #include "llmc/cuda/optimizer.cuh"
 
 enum {
@@ -29,43 +33,49 @@ typedef struct {
     int64_t first_row, end_row; // the rows that a slice has elements of
     int64_t col_tiles;          // tiles across
     int64_t tiles;              // in all
-    int64_t column_sums;        // offset of its tiles' sums in the workspace; -1: one tile is as high as the matrix
+    int64_t column_sums; // offset of its tiles' sums in the workspace; -1: one tile is as high as
+                         // the matrix
     int32_t tensor;
 } AdafactorEntry;
 
 // The groups of the table: which kernels go over them.
 enum { ROWS, TILES, TALL, SUMS };
 
-// ---------------------------------------------------------------------------------------------------- rows and columns
+// -------------------------------------------------------------------------------------------------
+// rows and columns
 
 // Elements (i, c .. c + 3) of a matrix, fewer at its edge.
-static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, int64_t i, int64_t c) {
+static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, int64_t i,
+                                                     int64_t c) {
     return place_at<NEIGHBOURS>(i * a.cols + c, a.cols - c, a.t.packed);
 }
 
 template <class E, int N>
-static __device__ __forceinline__ void adafactor_gradient(float (&g)[N], const UpdateEntry &t, Place at,
-                                                          float grad_factor) {
+static __device__ __forceinline__ void adafactor_gradient(float (&g)[N], const UpdateEntry &t,
+                                                          Place at, float grad_factor) {
     const bool is_fp32 = grad_is_fp32<E>(t);
     either_to_floats(g, load_either<E, N>(t.grad, at, is_fp32), is_fp32); // 0 beyond the edge
     for (int k = 0; k < N; k++) g[k] *= grad_factor;
 }
 
 // The mean of g^2 + 1e-30 into a moving average.
-static __device__ __forceinline__ void average(float *x, const StepControl *control, float sum, int64_t n) {
+static __device__ __forceinline__ void average(float *x, const StepControl *control, float sum,
+                                               int64_t n) {
     *x = fmaf(control->keep, *x, control->take * (sum / (float)n + 1e-30f));
 }
 
 // row (rows): a warp a row, ROW_PART rows a block.
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
-    adafactor_rows_kernel(const AdafactorEntry *entries, const int32_t *first, int n, const StepControl *control) {
+    adafactor_rows_kernel(const AdafactorEntry *entries, const int32_t *first, int n,
+                          const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
     const int entry = entry_of_block(first, n);
     const AdafactorEntry a = entries[entry];
-    const int64_t begin = (int64_t)part_of_block(first, entry) * ROW_PART, end = min(a.rows, begin + ROW_PART);
+    const int64_t begin = (int64_t)part_of_block(first, entry) * ROW_PART,
+                  end = min(a.rows, begin + ROW_PART);
     const int lane = (int)threadIdx.x % WARP;
     for (int64_t i = begin + threadIdx.x / WARP; i < end; i += BLOCK_WARPS) {
         float sum = 0.0f, g[NEIGHBOURS];
@@ -80,7 +90,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
 // A tile. Lane: 4 columns; warp: every 8th row.
 struct Tile {
-    int64_t row, end, col; // the first row of the thread's warp, the end of the tile, its first column
+    int64_t row, end,
+        col; // the first row of the thread's warp, the end of the tile, its first column
 };
 static __device__ __forceinline__ Tile tile_of(const AdafactorEntry &a, int64_t number) {
     const int64_t top = a.first_row + number / a.col_tiles * TILE_ROWS;
@@ -90,13 +101,15 @@ static __device__ __forceinline__ Tile tile_of(const AdafactorEntry &a, int64_t 
     tile.col = number % a.col_tiles * TILE_COLS;
     return tile;
 }
-static __device__ __forceinline__ int64_t my_column(Tile tile) { return tile.col + threadIdx.x % WARP * NEIGHBOURS; }
+static __device__ __forceinline__ int64_t my_column(Tile tile) {
+    return tile.col + threadIdx.x % WARP * NEIGHBOURS;
+}
 
 // The sums of g^2 of the columns of a tile: into col, or, of tall matrices, into column_sums.
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
-    adafactor_columns_kernel(float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
-                             const StepControl *control) {
+    adafactor_columns_kernel(float *column_sums, const AdafactorEntry *entries,
+                             const int32_t *first, int n, const StepControl *control) {
     wait_for_the_grid_before();
     __shared__ float sums[BLOCK_WARPS][TILE_COLS];
     if (control->skip != SKIP_NONE) return;
@@ -109,7 +122,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
         adafactor_gradient<E>(g, a.t, place_in_row(a, i, my_column(tile)), grad_factor);
         for (int k = 0; k < NEIGHBOURS; k++) sum[k] = fmaf(g[k], g[k], sum[k]);
     }
-    for (int k = 0; k < NEIGHBOURS; k++) sums[threadIdx.x / WARP][threadIdx.x % WARP * NEIGHBOURS + k] = sum[k];
+    for (int k = 0; k < NEIGHBOURS; k++)
+        sums[threadIdx.x / WARP][threadIdx.x % WARP * NEIGHBOURS + k] = sum[k];
     __syncthreads();
     const int64_t c = tile.col + threadIdx.x;
     if (threadIdx.x >= TILE_COLS || c >= a.cols) return;
@@ -123,8 +137,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
 // col of tall matrices from the sums of their tiles, in order: a thread a column.
 static __global__ void __launch_bounds__(BLOCK_THREADS)
-    adafactor_tall_columns_kernel(const float *column_sums, const AdafactorEntry *entries, const int32_t *first, int n,
-                                  const StepControl *control) {
+    adafactor_tall_columns_kernel(const float *column_sums, const AdafactorEntry *entries,
+                                  const int32_t *first, int n, const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const int entry = entry_of_block(first, n);
@@ -150,27 +164,31 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     if (threadIdx.x == 0) row_means[entries[blockIdx.x].tensor] = sum / (float)rows;
 }
 
-// ------------------------------------------------------------------------------------------------------ rms and update
+// -------------------------------------------------------------------------------------------------
+// rms and update
 
-// u = g * factor of the row * factor of the column: never the product of row and col themselves, which may be too small
-// for fp32.
+// u = g * factor of the row * factor of the column: never the product of row and col themselves,
+// which may be too small for fp32.
 template <int N>
-static __device__ __forceinline__ void column_factors(float (&factors)[N], const AdafactorEntry &a, int64_t c) {
+static __device__ __forceinline__ void column_factors(float (&factors)[N], const AdafactorEntry &a,
+                                                      int64_t c) {
     for (int k = 0; k < N; k++) factors[k] = c + k < a.cols ? 1.0f / sqrtf(a.col[c + k]) : 0.0f;
 }
 template <class E, int N>
-static __device__ __forceinline__ void load_update(float (&u)[N], const AdafactorEntry &a, Place at, int64_t i,
-                                                   const float (&factors)[N], float row_mean, float grad_factor) {
+static __device__ __forceinline__ void load_update(float (&u)[N], const AdafactorEntry &a, Place at,
+                                                   int64_t i, const float (&factors)[N],
+                                                   float row_mean, float grad_factor) {
     const float factor = a.row ? 1.0f / sqrtf(a.row[i] / row_mean) : 1.0f;
     adafactor_gradient<E>(u, a.t, at, grad_factor);
     for (int k = 0; k < N; k++) u[k] = u[k] * factor * factors[k];
 }
 
-// partials[b]: the sum of u^2 over tiles p, p + parts, ... of a tensor that has `parts` of these blocks.
+// partials[b]: the sum of u^2 over tiles p, p + parts, ... of a tensor that has `parts` of these
+// blocks.
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
-    adafactor_rms_kernel(float *partials, const float *row_means, const AdafactorEntry *entries, const int32_t *first,
-                         int n, const StepControl *control) {
+    adafactor_rms_kernel(float *partials, const float *row_means, const AdafactorEntry *entries,
+                         const int32_t *first, int n, const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
@@ -182,7 +200,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
         const Tile tile = tile_of(a, number);
         column_factors(factors, a, my_column(tile));
         for (int64_t i = tile.row; i < tile.end; i += BLOCK_WARPS) {
-            load_update<E>(u, a, place_in_row(a, i, my_column(tile)), i, factors, row_mean, grad_factor);
+            load_update<E>(u, a, place_in_row(a, i, my_column(tile)), i, factors, row_mean,
+                           grad_factor);
             for (int k = 0; k < NEIGHBOURS; k++) sum = fmaf(u[k], u[k], sum);
         }
     }
@@ -190,20 +209,24 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// rms of entry i from the partials of its blocks, in fp64, in an order that depends on their number alone. A warp each.
-static __global__ void adafactor_rms_sums_kernel(const float *partials, const AdafactorEntry *entries,
+// rms of entry i from the partials of its blocks, in fp64, in an order that depends on their number
+// alone. A warp each.
+static __global__ void adafactor_rms_sums_kernel(const float *partials,
+                                                 const AdafactorEntry *entries,
                                                  const int32_t *first, const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const AdafactorEntry *a = &entries[blockIdx.x];
-    const double sum = sum_of_parts(partials, first[blockIdx.x] - first[0], first[blockIdx.x + 1] - first[0]);
+    const double sum =
+        sum_of_parts(partials, first[blockIdx.x] - first[0], first[blockIdx.x + 1] - first[0]);
     if (threadIdx.x == 0) a->rms[0] = (float)sqrt(sum / (double)a->counted);
 }
 
 // The columns c .. c + N - 1 of a tile.
 template <class E, int N>
-static __device__ __forceinline__ void update_columns(const AdafactorEntry &a, const UpdateStep &s, Tile tile,
-                                                      int64_t c, float row_mean, float clip, float grad_factor) {
+static __device__ __forceinline__ void update_columns(const AdafactorEntry &a, const UpdateStep &s,
+                                                      Tile tile, int64_t c, float row_mean,
+                                                      float clip, float grad_factor) {
     float u[N], w[N], factors[N];
     column_factors(factors, a, c);
 #pragma unroll 1
@@ -213,7 +236,8 @@ static __device__ __forceinline__ void update_columns(const AdafactorEntry &a, c
         const WeightVector<E, N> weight = load_weight<E, N>(a.t, at);
         load_update<E>(u, a, at, i, factors, row_mean, grad_factor);
         weight_to_floats<E, N>(w, weight, a.t);
-        for (int k = 0; k < N; k++) w[k] = descend(w[k], u[k] * clip, a.t.learning_rate, a.t.weight_decay);
+        for (int k = 0; k < N; k++)
+            w[k] = descend(w[k], u[k] * clip, a.t.learning_rate, a.t.weight_decay);
         store_weight<E, N>(a.t, s, at, w);
     }
 }
@@ -221,8 +245,8 @@ static __device__ __forceinline__ void update_columns(const AdafactorEntry &a, c
 // A block a tile; nothing when the step is skipped.
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
-    adafactor_update_kernel(const float *row_means, const AdafactorEntry *entries, const int32_t *first, int n,
-                            UpdateStep s, const StepControl *control) {
+    adafactor_update_kernel(const float *row_means, const AdafactorEntry *entries,
+                            const int32_t *first, int n, UpdateStep s, const StepControl *control) {
     wait_for_the_grid_before();
     if (control->skip != SKIP_NONE) return;
     const float grad_factor = control->grad_factor;
@@ -241,7 +265,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- host
+// -------------------------------------------------------------------------------------------------
+// host
 
 // Floats of the column sums of a matrix: none where it has one tile in a column.
 static int64_t column_sums_of(const UpdateTensor *t) {
@@ -289,7 +314,9 @@ static void describe_adafactor(TableDraft *draft, const UpdateTensor *tensors, i
     }
 }
 
-static const AdafactorEntry *entries_of(TableRun run) { return (const AdafactorEntry *)run.entries; }
+static const AdafactorEntry *entries_of(TableRun run) {
+    return (const AdafactorEntry *)run.entries;
+}
 
 static void launch_row_means(float *row_means, TableRun tensors) {
     LAUNCH(adafactor_row_means_kernel, (unsigned)tensors.n, BLOCK_THREADS, 0, cuda_compute_stream())
@@ -303,8 +330,8 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     for (int i = 0; i < n; i++)
         if (tensors[i].rule == RULE_ADAFACTOR) floats_of_columns += column_sums_of(&tensors[i]);
 
-    const UpdateTable *table =
-        update_table("adafactor_statistics", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
+    const UpdateTable *table = update_table("adafactor_statistics", list, TABLE_ADAFACTOR,
+                                            sizeof(AdafactorEntry), describe_adafactor);
     if (table->num_groups == 0) return;
 
     const TableRun rows = table_run(table, table_group(table, ROWS), 0, n);
@@ -312,11 +339,12 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
     const TableRun tall = table_run(table, table_group(table, TALL), 0, n);
     const TableRun sums = table_run(table, table_group(table, SUMS), 0, n);
 
-    // The workspace: row_means (n) of each tensor; partials (n, NORM_MAX_PARTS), sums of u^2; column_sums (tile rows,
-    // cols) of each tall matrix. cuda_size_optimizer (gpu_sizes.c) has space for it: more than TILE_ROWS rows have
-    // fewer than twice rows / TILE_ROWS tiles.
+    // The workspace: row_means (n) of each tensor; partials (n, NORM_MAX_PARTS), sums of u^2;
+    // column_sums (tile rows, cols) of each tall matrix. cuda_size_optimizer (gpu_sizes.c) has
+    // space for it: more than TILE_ROWS rows have fewer than twice rows / TILE_ROWS tiles.
     const int64_t floats = n + n * NORM_MAX_PARTS + floats_of_columns;
-    float *row_means = (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
+    float *row_means =
+        (float *)cuda_scratch("adafactor_statistics", floats * (int64_t)sizeof(float));
     float *partials = row_means + n, *column_sums = partials + n * NORM_MAX_PARTS;
     const StepControl *decided = (const StepControl *)control.data;
     const cudaStream_t stream = cuda_compute_stream();
@@ -341,18 +369,21 @@ void backend_adafactor_statistics(UpdateList *list, Tensor control) {
 }
 
 // The row means are recomputed: the workspace of adafactor_statistics is lost.
-void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step, Tensor control) {
+void cuda_adafactor_update(UpdateList *list, int first, int count, const UpdateStep *step,
+                           Tensor control) {
     bool any = false;
-    for (int i = first; i < first + count; i++) any = any || list->tensors[i].rule == RULE_ADAFACTOR;
+    for (int i = first; i < first + count; i++)
+        any = any || list->tensors[i].rule == RULE_ADAFACTOR;
     if (!any) return;
-    const UpdateTable *table =
-        update_table("optimizer_update", list, TABLE_ADAFACTOR, sizeof(AdafactorEntry), describe_adafactor);
+    const UpdateTable *table = update_table("optimizer_update", list, TABLE_ADAFACTOR,
+                                            sizeof(AdafactorEntry), describe_adafactor);
     const TableRun sums = table_run(table, table_group(table, SUMS), first, count);
     const TableRun tiles = table_run(table, table_group(table, TILES), first, count);
     float *row_means = (float *)cuda_scratch("optimizer_update", list->n * (int64_t)sizeof(float));
     launch_row_means(row_means, sums);
     DISPATCH(list->tensors[0].weight.dtype, E, {
         LAUNCH(adafactor_update_kernel<E>, tiles.parts, BLOCK_THREADS, 0, cuda_compute_stream())
-        (row_means, entries_of(tiles), tiles.first, tiles.n, *step, (const StepControl *)control.data);
+        (row_means, entries_of(tiles), tiles.first, tiles.n, *step,
+         (const StepControl *)control.data);
     });
 }

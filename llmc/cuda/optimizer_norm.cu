@@ -1,6 +1,6 @@
-// The end of the step, before the update: the tables by which one launch runs over all tensors (optimizer.cuh), the
-// gradient norm, and the decision. The update itself is in optimizer.cu and optimizer_adafactor.cu. The norm reads 4
-// bytes per parameter with fp32 gradients, the minimum.
+// The end of the step, before the update: the tables by which one launch runs over all tensors
+// (optimizer.cuh), the gradient norm, and the decision. The update itself is in optimizer.cu and
+// optimizer_adafactor.cu. The norm reads 4 bytes per parameter with fp32 gradients, the minimum.
 #include "llmc/cuda/optimizer.cuh"
 
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 
 enum { BLOCK_THREADS = 256 };
 
-// -------------------------------------------------------------------------------------------------------------- tables
+// -------------------------------------------------------------------------------------------------
+// tables
 
 // A tensor adds at most so many entries to a table.
 enum { ENTRIES_OF_A_TENSOR = 4 };
@@ -62,8 +63,10 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     d.entries = (char *)checked(op, malloc(most * entry_bytes));
     d.rows = (DraftRow *)checked(op, malloc(most * sizeof *d.rows));
     describe(&d, list->tensors, list->n);
-    const size_t bytes = (size_t)d.count * entry_bytes, first_bytes = ((size_t)d.count + 1) * sizeof(int32_t);
-    char *sorted = (char *)checked(op, malloc(bytes + 1)); // the entries of the draft, group by group
+    const size_t bytes = (size_t)d.count * entry_bytes,
+                 first_bytes = ((size_t)d.count + 1) * sizeof(int32_t);
+    // the entries of the draft, group by group
+    char *sorted = (char *)checked(op, malloc(bytes + 1));
     t->tensor = (int *)checked(op, malloc((2 * (size_t)d.count + 1) * sizeof(int)));
     t->parts = t->tensor + d.count;
     int at = 0, after = -1;
@@ -71,15 +74,18 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     while (at < d.count) {
         int variant = INT32_MAX; // the smallest that has no group yet
         for (int i = 0; i < d.count; i++)
-            if (d.rows[i].variant > after && d.rows[i].variant < variant) variant = d.rows[i].variant;
+            if (d.rows[i].variant > after && d.rows[i].variant < variant)
+                variant = d.rows[i].variant;
         after = variant;
-        REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", op, TABLE_MAX_GROUPS);
+        REQUIRE(t->num_groups < TABLE_MAX_GROUPS, "%s: more than %d kinds of tensors", op,
+                TABLE_MAX_GROUPS);
         TableGroup *group = &t->groups[t->num_groups++];
         group->variant = variant;
         group->begin = at;
         for (int i = 0; i < d.count; i++) {
             if (d.rows[i].variant != variant) continue;
-            memcpy(sorted + (size_t)at * entry_bytes, d.entries + (size_t)i * entry_bytes, entry_bytes);
+            memcpy(sorted + (size_t)at * entry_bytes, d.entries + (size_t)i * entry_bytes,
+                   entry_bytes);
             t->tensor[at] = d.rows[i].tensor;
             t->parts[at++] = (int32_t)parts;
             parts += d.rows[i].parts;
@@ -96,15 +102,16 @@ static void make_table(UpdateTable *t, const char *op, const UpdateList *list, s
     t->first = (int32_t *)(void *)(device + bytes);
     const cudaStream_t stream = cuda_compute_stream();
     CUDA_CHECK(cudaMemcpyAsync(device, sorted, bytes, cudaMemcpyHostToDevice, stream));
-    CUDA_CHECK(cudaMemcpyAsync(device + bytes, t->parts, first_bytes, cudaMemcpyHostToDevice, stream));
+    CUDA_CHECK(
+        cudaMemcpyAsync(device + bytes, t->parts, first_bytes, cudaMemcpyHostToDevice, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream)); // `sorted` is freed
     free(sorted);
     free(d.entries);
     free(d.rows);
 }
 
-const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind, size_t entry_bytes,
-                                TableDescribe *describe) {
+const UpdateTable *update_table(const char *op, UpdateList *list, TableKind kind,
+                                size_t entry_bytes, TableDescribe *describe) {
     if (!list->tables) list->tables = (UpdateTables *)checked(op, calloc(1, sizeof *list->tables));
     UpdateTable *t = &list->tables->kinds[kind];
     if (!t->entries) make_table(t, op, list, entry_bytes, describe);
@@ -137,10 +144,11 @@ TableRun table_run(const UpdateTable *t, const TableGroup *group, int first, int
                     (unsigned)(t->parts[end] - t->parts[begin])};
 }
 
-// ---------------------------------------------------------------------------------------------------------------- norm
+// -------------------------------------------------------------------------------------------------
+// norm
 
-// Elements of a part: 64 KB of fp32, longer where a tensor would have more than NORM_MAX_PARTS of them. 124M parameters
-// are 4,500 parts.
+// Elements of a part: 64 KB of fp32, longer where a tensor would have more than NORM_MAX_PARTS of
+// them. 124M parameters are 4,500 parts.
 enum { NORM_PART = 16384 };
 
 typedef struct {
@@ -151,8 +159,8 @@ typedef struct {
     bool packed;    // 16-byte aligned
 } NormEntry;
 
-// Sums the squares of part b of the run into partials[b], fp32, b numbered through all runs of the table. Thread: every
-// 256th pack of the part, in order. Reads the gradients once.
+// Sums the squares of part b of the run into partials[b], fp32, b numbered through all runs of the
+// table. Thread: every 256th pack of the part, in order. Reads the gradients once.
 template <class G>
 static __global__ void __launch_bounds__(BLOCK_THREADS)
     norm_parts_kernel(float *partials, const NormEntry *entries, const int32_t *first, int n) {
@@ -177,8 +185,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 }
 
 // Block i, one warp: the sum of the partials of entry i goes to its tensor.
-static __global__ void norm_tensors_kernel(float *sumsq, const float *partials, const NormEntry *entries,
-                                           const int32_t *first) {
+static __global__ void norm_tensors_kernel(float *sumsq, const float *partials,
+                                           const NormEntry *entries, const int32_t *first) {
     wait_for_the_grid_before();
     const double sum = sum_of_parts(partials, first[blockIdx.x], first[blockIdx.x + 1]);
     if (threadIdx.x == 0) sumsq[entries[blockIdx.x].tensor] = (float)sum;
@@ -200,7 +208,8 @@ static void describe_norm(TableDraft *draft, const UpdateTensor *tensors, int n)
 }
 
 void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
-    const UpdateTable *t = update_table("gradient_sumsq", list, TABLE_NORM, sizeof(NormEntry), describe_norm);
+    const UpdateTable *t =
+        update_table("gradient_sumsq", list, TABLE_NORM, sizeof(NormEntry), describe_norm);
     const int n = list->n;
     float *partials = (float *)cuda_scratch("gradient_sumsq", t->parts[n] * (int64_t)sizeof(float));
     const cudaStream_t stream = cuda_compute_stream();
@@ -215,13 +224,16 @@ void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
     ((float *)sumsq.data, partials, (const NormEntry *)t->entries, t->first);
 }
 
-// ------------------------------------------------------------------------------------------------------------ decision
+// -------------------------------------------------------------------------------------------------
+// decision
 
-// One block: all threads load state, norms and losses into shared memory, one thread decides, all write back. The
-// losses are added in index order by that thread, a tile at a time. Dynamic shared memory: num_tensors floats.
+// One block: all threads load state, norms and losses into shared memory, one thread decides, all
+// write back. The losses are added in index order by that thread, a tile at a time. Dynamic shared
+// memory: num_tensors floats.
 static __global__ void __launch_bounds__(BLOCK_THREADS)
-    step_control_kernel(StepControl *control, const float *sumsq, int num_tensors, const float *losses,
-                        int num_sequences, int64_t num_tokens, StepLimits limits) {
+    step_control_kernel(StepControl *control, const float *sumsq, int num_tensors,
+                        const float *losses, int num_sequences, int64_t num_tokens,
+                        StepLimits limits) {
     wait_for_the_grid_before();
     __shared__ StepControl state[1];
     __shared__ float tile[BLOCK_THREADS];
@@ -239,17 +251,21 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
             for (int i = 0; i < count; i++) loss_sum += (double)tile[i];
         __syncthreads();
     }
-    if (threadIdx.x == 0) step_control_decide(state, norms, num_tensors, loss_sum, num_tokens, limits);
+    if (threadIdx.x == 0)
+        step_control_decide(state, norms, num_tensors, loss_sum, num_tokens, limits);
     __syncthreads();
     for (int i = (int)threadIdx.x; i < WORDS; i += BLOCK_THREADS) device_words[i] = words[i];
 }
 
-void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens, StepLimits limits) {
+void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens,
+                                 StepLimits limits) {
     const int64_t num_tensors = tensor_numel(sumsq), num_sequences = tensor_numel(losses);
     // 32 KB of shared memory.
-    REQUIRE(num_tensors <= 8192 && num_sequences >= 1, "step_control_update: %lld tensors, %lld sequences",
-            (long long)num_tensors, (long long)num_sequences);
-    LAUNCH(step_control_kernel, 1, BLOCK_THREADS, (size_t)num_tensors * sizeof(float), cuda_compute_stream())
-    ((StepControl *)control.data, (const float *)sumsq.data, (int)num_tensors, (const float *)losses.data,
-     (int)num_sequences, num_tokens, limits);
+    REQUIRE(num_tensors <= 8192 && num_sequences >= 1,
+            "step_control_update: %lld tensors, %lld sequences", (long long)num_tensors,
+            (long long)num_sequences);
+    LAUNCH(step_control_kernel, 1, BLOCK_THREADS, (size_t)num_tensors * sizeof(float),
+           cuda_compute_stream())
+    ((StepControl *)control.data, (const float *)sumsq.data, (int)num_tensors,
+     (const float *)losses.data, (int)num_sequences, num_tokens, limits);
 }

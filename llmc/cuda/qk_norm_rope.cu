@@ -1,9 +1,10 @@
-// QK-norm and RoPE: what happens to q and k between the qkv projection and attention, in one pass over them, forward
-// and backward.
+// QK-norm and RoPE: what happens to q and k between the qkv projection and attention, in one pass
+// over them, forward and backward.
 //
-// Pair j of a head is (x_j, x_(j+HS/2)): a lane owns a pack of the lower half and the same pack of the upper half, so
-// that no lanes exchange what they rotate. The lanes of a head, a power of two, add its squares. Heads that do not
-// divide into such packs take a plain path, a block to a head, that reads a head again from the L1 cache.
+// Pair j of a head is (x_j, x_(j+HS/2)): a lane owns a pack of the lower half and the same pack of
+// the upper half, so that no lanes exchange what they rotate. The lanes of a head, a power of two,
+// add its squares. Heads that do not divide into such packs take a plain path, a block to a head,
+// that reads a head again from the L1 cache.
 #include "llmc/cuda/row_sums.cuh"
 #include <stdlib.h>
 
@@ -24,7 +25,8 @@ void backend_rope_table(Tensor table, float base) {
     float *values = (float *)malloc(tensor_bytes(table));
     REQUIRE_MEMORY(values, "rope_table");
     ops_rope_angles(values, table.shape[0], table.shape[2], base);
-    CUDA_CHECK(cudaMemcpyAsync(table.data, values, tensor_bytes(table), cudaMemcpyHostToDevice, cuda_compute_stream()));
+    CUDA_CHECK(cudaMemcpyAsync(table.data, values, tensor_bytes(table), cudaMemcpyHostToDevice,
+                               cuda_compute_stream()));
     CUDA_CHECK(cudaStreamSynchronize(cuda_compute_stream()));
     free(values);
 }
@@ -35,7 +37,8 @@ static __device__ __forceinline__ const float *angles_of(const QkHeads &s, int r
 
 // The rotation of N pairs by angles with these cosines and sines.
 template <int N>
-static __device__ __forceinline__ void rotate_pairs(float (&a)[N], float (&b)[N], const float (&cosine)[N],
+static __device__ __forceinline__ void rotate_pairs(float (&a)[N], float (&b)[N],
+                                                    const float (&cosine)[N],
                                                     const float (&sine)[N]) {
     for (int k = 0; k < N; k++) {
         const float x = a[k];
@@ -46,7 +49,8 @@ static __device__ __forceinline__ void rotate_pairs(float (&a)[N], float (&b)[N]
 
 // Sum over the lanes of a head.
 static __device__ __forceinline__ float head_sum(float v, int lanes) {
-    for (int offset = lanes / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(ALL_LANES, v, offset);
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+        v += __shfl_xor_sync(ALL_LANES, v, offset);
     return v;
 }
 
@@ -60,20 +64,24 @@ template <int N> struct Angles {
     }
 };
 
-// ------------------------------------------------------------------------------------------------------------- forward
+// -------------------------------------------------------------------------------------------------
+// forward
 
-// out = qkv with q and k normalised, if there are weights, then rotated; v copied, unless s.heads leaves it out; out
-// may be qkv. Direction -1: the gradient of the rotation alone. rstd (N, num_q + num_k). Head i of all belongs to the
-// threads i * lanes to (i + 1) * lanes - 1, each with two loads of 16 bytes in flight. Bytes: 2 elements for each of
-// the heads; the table is read from caches, where the heads of a row share its row of 4 * HS bytes.
+// out = qkv with q and k normalised, if there are weights, then rotated; v copied, unless s.heads
+// leaves it out; out may be qkv. Direction -1: the gradient of the rotation alone. rstd (N, num_q +
+// num_k). Head i of all belongs to the threads i * lanes to (i + 1) * lanes - 1, each with two
+// loads of 16 bytes in flight. Bytes: 2 elements for each of the heads; the table is read from
+// caches, where the heads of a row share its row of 4 * HS bytes.
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    qk_norm_rope_kernel(T *out, float *rstd, const T *qkv, const T *q_weight, const T *k_weight, QkHeads s, float eps,
-                        float direction) {
+    qk_norm_rope_kernel(T *out, float *rstd, const T *qkv, const T *q_weight, const T *k_weight,
+                        QkHeads s, float eps, float direction) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
-    const unsigned thread = (unsigned)block_from_last() * THREADS + threadIdx.x, i = thread >> s.lane_bits;
-    const int row = (int)(i / (unsigned)s.heads), head = (int)(i % (unsigned)s.heads), pairs = s.HS / 2;
+    const unsigned thread = (unsigned)block_from_last() * THREADS + threadIdx.x,
+                   i = thread >> s.lane_bits;
+    const int row = (int)(i / (unsigned)s.heads), head = (int)(i % (unsigned)s.heads),
+              pairs = s.HS / 2;
     const int lanes = 1 << s.lane_bits, column = (int)threadIdx.x % lanes * W;
     const bool inside = row < s.N && column < pairs, is_value = head >= s.num_q + s.num_k;
     const int64_t at = (int64_t)row * s.columns + head * s.HS + column;
@@ -86,7 +94,8 @@ static __global__ void __launch_bounds__(THREADS)
         float squares = 0.0f, w[W];
         for (int k = 0; k < W; k++) squares += a[k] * a[k] + b[k] * b[k];
         const float of_head = rsqrtf(head_sum(squares, lanes) * s.one_over_HS + eps);
-        if (inside && column == 0 && !is_value) rstd[(int64_t)row * (s.num_q + s.num_k) + head] = of_head;
+        if (inside && column == 0 && !is_value)
+            rstd[(int64_t)row * (s.num_q + s.num_k) + head] = of_head;
         const T *weight = (head < s.num_q ? q_weight : k_weight) + column;
         to_floats(w, load_or_zero<T, W>(weight, inside));
         for (int k = 0; k < W; k++) a[k] *= of_head * w[k];
@@ -104,11 +113,12 @@ static __global__ void __launch_bounds__(THREADS)
     store_vector(out + at + pairs, high);
 }
 
-// The same for any head size and any alignment: a block to a head, a thread to every blockDim-th pair.
+// The same for any head size and any alignment: a block to a head, a thread to every blockDim-th
+// pair.
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    qk_norm_rope_plain_kernel(T *out, float *rstd, const T *qkv, const T *q_weight, const T *k_weight, QkHeads s,
-                              float eps, float direction) {
+    qk_norm_rope_plain_kernel(T *out, float *rstd, const T *qkv, const T *q_weight,
+                              const T *k_weight, QkHeads s, float eps, float direction) {
     wait_for_the_grid_before();
     const int i = (int)block_from_last(), row = i / s.heads, head = i % s.heads, pairs = s.HS / 2;
     const int64_t at = (int64_t)row * s.columns + head * s.HS;
@@ -139,7 +149,8 @@ static __global__ void __launch_bounds__(THREADS)
     }
 }
 
-static QkHeads qk_heads(Tensor packed, Tensor table, Heads heads, Tensor position, bool with_values) {
+static QkHeads qk_heads(Tensor packed, Tensor table, Heads heads, Tensor position,
+                        bool with_values) {
     const int64_t HS = 2 * table.shape[2];
     QkHeads s = {};
     s.table = (const float *)table.data;
@@ -157,8 +168,10 @@ static QkHeads qk_heads(Tensor packed, Tensor table, Heads heads, Tensor positio
     return s;
 }
 
-// lane_bits: a lane to each pack of half a head, and idle ones up to a power of two. Tensors may be absent.
-static int lane_bits_of(const QkHeads *s, Tensor packed, Tensor other, Tensor q_weight, Tensor k_weight, Tensor table) {
+// lane_bits: a lane to each pack of half a head, and idle ones up to a power of two. Tensors may be
+// absent.
+static int lane_bits_of(const QkHeads *s, Tensor packed, Tensor other, Tensor q_weight,
+                        Tensor k_weight, Tensor table) {
     const int64_t pairs = s->HS / 2, packs = pairs * (int64_t)dtype_size(packed.dtype) / 16;
     const void *rows[] = {packed.data, other.data, q_weight.data, k_weight.data};
     bool aligned = packs <= WARP && pack_aligned(table.data, pairs, DTYPE_FP32);
@@ -174,41 +187,47 @@ static int lane_bits_of(const QkHeads *s, Tensor packed, Tensor other, Tensor q_
 static int plain_head_threads(int HS) { return (int)min_i64(round_up(HS / 2, WARP), THREADS); }
 
 template <class T>
-static void launch_rotation(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, const QkHeads *s,
-                            float eps, float direction) {
+static void launch_rotation(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight,
+                            const QkHeads *s, float eps, float direction) {
     const int64_t heads = (int64_t)s->N * s->heads, threads = heads << max_i64(s->lane_bits, 0);
     REQUIRE(threads < (int64_t)1 << 31, "qk_norm_rope: %d rows of %d heads", s->N, s->heads);
     if (s->lane_bits >= 0) {
-        LAUNCH(qk_norm_rope_kernel<T>, (unsigned)ceil_div(threads, THREADS), THREADS, 0, cuda_compute_stream())
-        ((T *)out.data, (float *)rstd.data, (const T *)qkv.data, (const T *)q_weight.data, (const T *)k_weight.data, *s,
-         eps, direction);
+        LAUNCH(qk_norm_rope_kernel<T>, (unsigned)ceil_div(threads, THREADS), THREADS, 0,
+               cuda_compute_stream())
+        ((T *)out.data, (float *)rstd.data, (const T *)qkv.data, (const T *)q_weight.data,
+         (const T *)k_weight.data, *s, eps, direction);
     } else {
-        LAUNCH(qk_norm_rope_plain_kernel<T>, (unsigned)heads, plain_head_threads(s->HS), 0, cuda_compute_stream())
-        ((T *)out.data, (float *)rstd.data, (const T *)qkv.data, (const T *)q_weight.data, (const T *)k_weight.data, *s,
-         eps, direction);
+        LAUNCH(qk_norm_rope_plain_kernel<T>, (unsigned)heads, plain_head_threads(s->HS), 0,
+               cuda_compute_stream())
+        ((T *)out.data, (float *)rstd.data, (const T *)qkv.data, (const T *)q_weight.data,
+         (const T *)k_weight.data, *s, eps, direction);
     }
 }
 
-void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight, Tensor k_weight, Tensor table,
-                                  Heads heads, float eps, Tensor position) {
+void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_weight,
+                                  Tensor k_weight, Tensor table, Heads heads, float eps,
+                                  Tensor position) {
     QkHeads s = qk_heads(qkv, table, heads, position, out.data != qkv.data);
     s.lane_bits = lane_bits_of(&s, qkv, out, q_weight, k_weight, table);
     DISPATCH(qkv.dtype, T, launch_rotation<T>(out, rstd, qkv, q_weight, k_weight, &s, eps, 1.0f));
 }
 
-// ------------------------------------------------------------------------------------------------------------ backward
+// -------------------------------------------------------------------------------------------------
+// backward
 
 // A lane's share of a head.
 template <class T> struct HeadPacks { Vector<T, PACK<T>> low, high; };
-template <class T> static __device__ __forceinline__ HeadPacks<T> load_head(const T *head, int pairs, bool inside) {
-    return {load_or_zero<T, PACK<T>, true>(head, inside), load_or_zero<T, PACK<T>, true>(head + pairs, inside)};
+template <class T>
+static __device__ __forceinline__ HeadPacks<T> load_head(const T *head, int pairs, bool inside) {
+    return {load_or_zero<T, PACK<T>, true>(head, inside),
+            load_or_zero<T, PACK<T>, true>(head + pairs, inside)};
 }
 
 // Half a head: sum += d * xhat; mean += d * xhat * weight.
 template <class T, int N>
-static __device__ __forceinline__ void add_weight_terms(float (&sum)[N], float &mean, const float (&d)[N],
-                                                        const Vector<T, N> &x, float rstd, const T *weight,
-                                                        bool inside) {
+static __device__ __forceinline__ void add_weight_terms(float (&sum)[N], float &mean,
+                                                        const float (&d)[N], const Vector<T, N> &x,
+                                                        float rstd, const T *weight, bool inside) {
     float v[N], w[N];
     to_floats(v, x);
     to_floats(w, load_or_zero<T, N>(weight, inside));
@@ -220,8 +239,9 @@ static __device__ __forceinline__ void add_weight_terms(float (&sum)[N], float &
 }
 // d = rstd * (d * weight - xhat * mean). The weights are read again: registers are short.
 template <class T, int N>
-static __device__ __forceinline__ void norm_gradient(float (&d)[N], const Vector<T, N> &x, float rstd, float mean,
-                                                     const T *weight, bool inside) {
+static __device__ __forceinline__ void norm_gradient(float (&d)[N], const Vector<T, N> &x,
+                                                     float rstd, float mean, const T *weight,
+                                                     bool inside) {
     float v[N], w[N];
     to_floats(v, x);
     to_floats(w, load_or_zero<T, N>(weight, inside));
@@ -229,16 +249,17 @@ static __device__ __forceinline__ void norm_gradient(float (&d)[N], const Vector
 }
 
 // dqkv, the gradient of the rotated heads, becomes that of the heads of x: rotated back, then
-// rstd * (dnorm - xhat * mean(dnorm * xhat)); and the sums of d * xhat over all heads of q, over all of k. Rows are
-// dealt to blocks one after another, from the last to the first; a block takes the heads of q in its rows, then those
-// of k, THREADS / lanes at a time, so that a thread has the same columns of all its heads, and their sums in registers.
-// In a block the sums of a warp's heads are added as a butterfly, then the warps in order. Three blocks a
-// multiprocessor, each thread with four loads of 16 bytes in flight: 49 KB. Bytes: 3 elements for each of q and k, 4
-// for rstd of a head; 8 * blocks * HS of partial sums, written and read.
+// rstd * (dnorm - xhat * mean(dnorm * xhat)); and the sums of d * xhat over all heads of q, over
+// all of k. Rows are dealt to blocks one after another, from the last to the first; a block takes
+// the heads of q in its rows, then those of k, THREADS / lanes at a time, so that a thread has the
+// same columns of all its heads, and their sums in registers. In a block the sums of a warp's heads
+// are added as a butterfly, then the warps in order. Three blocks a multiprocessor, each thread
+// with four loads of 16 bytes in flight: 49 KB. Bytes: 3 elements for each of q and k, 4 for rstd
+// of a head; 8 * blocks * HS of partial sums, written and read.
 template <class T>
 static __global__ void __launch_bounds__(THREADS, 3)
-    qk_norm_backward_kernel(T *dqkv, float *partials, RowSums sums, const T *x, const float *rstd, const T *q_weight,
-                            const T *k_weight, QkHeads s) {
+    qk_norm_backward_kernel(T *dqkv, float *partials, RowSums sums, const T *x, const float *rstd,
+                            const T *q_weight, const T *k_weight, QkHeads s) {
     wait_for_the_grid_before();
     constexpr int W = PACK<T>;
     __shared__ alignas(16) float of_warps[WARPS][2 * WARP * W]; // stored as vectors
@@ -254,12 +275,14 @@ static __global__ void __launch_bounds__(THREADS, 3)
             const int row = s.N - 1 - ((int)blockIdx.x + i / heads * (int)gridDim.x);
             const bool inside = i < rows * heads && column < pairs;
             const int64_t first = (int64_t)row * s.columns + head * s.HS + column;
-            const HeadPacks<T> d = load_head(dqkv + first, pairs, inside), in = load_head(x + first, pairs, inside);
+            const HeadPacks<T> d = load_head(dqkv + first, pairs, inside),
+                               in = load_head(x + first, pairs, inside);
             const float of_head = inside ? rstd[(int64_t)row * (s.num_q + s.num_k) + head] : 0.0f;
             float a[W], b[W], mean = 0.0f; // of dnorm * xhat
             to_floats(a, d.low);
             to_floats(b, d.high);
-            const Angles<W> angles(angles_of(s, inside ? row : 0), pairs, inside ? column : 0, -1.0f);
+            const Angles<W> angles(angles_of(s, inside ? row : 0), pairs, inside ? column : 0,
+                                   -1.0f);
             rotate_pairs(a, b, angles.cosine, angles.sine);
             add_weight_terms(sum_a, mean, a, in.low, of_head, weight, inside);
             add_weight_terms(sum_b, mean, b, in.high, of_head, weight + pairs, inside);
@@ -290,12 +313,14 @@ static __global__ void __launch_bounds__(THREADS, 3)
     finish_row_sums<4>(partials, sums, s.HS);
 }
 
-// The same for any head size and any alignment: a block processes the heads of its rows one after another, a thread
-// every blockDim-th pair; the partial sums of its columns are in memory, private to the thread.
+// The same for any head size and any alignment: a block processes the heads of its rows one after
+// another, a thread every blockDim-th pair; the partial sums of its columns are in memory, private
+// to the thread.
 template <class T>
 static __global__ void __launch_bounds__(THREADS)
-    qk_norm_backward_plain_kernel(T *dqkv, float *partials, RowSums sums, const T *x, const float *rstd,
-                                  const T *q_weight, const T *k_weight, QkHeads s) {
+    qk_norm_backward_plain_kernel(T *dqkv, float *partials, RowSums sums, const T *x,
+                                  const float *rstd, const T *q_weight, const T *k_weight,
+                                  QkHeads s) {
     wait_for_the_grid_before();
     const int pairs = s.HS / 2, heads = s.num_q + s.num_k;
     float *partial = partials + (int64_t)blockIdx.x * 2 * s.HS;
@@ -303,7 +328,8 @@ static __global__ void __launch_bounds__(THREADS)
         partial[j] = partial[pairs + j] = partial[s.HS + j] = partial[s.HS + pairs + j] = 0.0f;
     for (int row = s.N - 1 - (int)blockIdx.x; row >= 0; row -= (int)gridDim.x)
         for (int head = 0; head < heads; head++) {
-            const T *weight = head < s.num_q ? q_weight : k_weight, *in = x + (int64_t)row * s.columns + head * s.HS;
+            const T *weight = head < s.num_q ? q_weight : k_weight,
+                    *in = x + (int64_t)row * s.columns + head * s.HS;
             T *gradient = dqkv + (int64_t)row * s.columns + head * s.HS;
             float *sum = partial + (head < s.num_q ? 0 : s.HS), mean = 0.0f;
             const float of_head = rstd[(int64_t)row * heads + head];
@@ -311,7 +337,8 @@ static __global__ void __launch_bounds__(THREADS)
                 const Angles<1> angles(angles_of(s, row), pairs, j, -1.0f);
                 float a[1] = {to_float(gradient[j])}, b[1] = {to_float(gradient[pairs + j])};
                 rotate_pairs(a, b, angles.cosine, angles.sine);
-                const float da = a[0] * to_float(in[j]) * of_head, db = b[0] * to_float(in[pairs + j]) * of_head;
+                const float da = a[0] * to_float(in[j]) * of_head,
+                            db = b[0] * to_float(in[pairs + j]) * of_head;
                 sum[j] += da;
                 sum[pairs + j] += db;
                 mean += da * to_float(weight[j]) + db * to_float(weight[pairs + j]);
@@ -323,14 +350,16 @@ static __global__ void __launch_bounds__(THREADS)
                 rotate_pairs(a, b, angles.cosine, angles.sine);
                 const float xa = to_float(in[j]) * of_head, xb = to_float(in[pairs + j]) * of_head;
                 gradient[j] = from_float<T>((a[0] * to_float(weight[j]) - xa * mean) * of_head);
-                gradient[pairs + j] = from_float<T>((b[0] * to_float(weight[pairs + j]) - xb * mean) * of_head);
+                gradient[pairs + j] =
+                    from_float<T>((b[0] * to_float(weight[pairs + j]) - xb * mean) * of_head);
             }
         }
     finish_row_sums<1>(partials, sums, s.HS);
 }
 
-void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv, Tensor rstd,
-                                   Tensor q_weight, Tensor k_weight, Tensor table, Heads heads) {
+void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, Tensor qkv,
+                                   Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table,
+                                   Heads heads) {
     const Tensor none = tensor_none();
     QkHeads s = qk_heads(dqkv, table, heads, none, false);
     s.lane_bits = lane_bits_of(&s, dqkv, qkv, q_weight, k_weight, table);
@@ -343,10 +372,13 @@ void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_
     const unsigned blocks = (unsigned)cuda_qk_norm_blocks(s.N);
     DISPATCH(dqkv.dtype, T, {
         T *gradient = (T *)dqkv.data;
-        const T *in = (const T *)qkv.data, *wq = (const T *)q_weight.data, *wk = (const T *)k_weight.data;
-        if (s.lane_bits >= 0) LAUNCH(qk_norm_backward_kernel<T>, blocks, THREADS, 0, cuda_compute_stream())
+        const T *in = (const T *)qkv.data, *wq = (const T *)q_weight.data,
+                *wk = (const T *)k_weight.data;
+        if (s.lane_bits >= 0)
+            LAUNCH(qk_norm_backward_kernel<T>, blocks, THREADS, 0, cuda_compute_stream())
         (gradient, partials, sums, in, (const float *)rstd.data, wq, wk, s);
         else LAUNCH(qk_norm_backward_plain_kernel<T>, blocks, plain_head_threads(s.HS), 0,
-                    cuda_compute_stream())(gradient, partials, sums, in, (const float *)rstd.data, wq, wk, s);
+                    cuda_compute_stream())(gradient, partials, sums, in, (const float *)rstd.data,
+                                           wq, wk, s);
     });
 }

@@ -1,12 +1,13 @@
 // The order of the data, and the reader thread with its ring of batches.
 //
-// The order is a pure function: a keyed permutation of [0, n) and the endless stream of epochs built on it. Its numbers
-// are part of the format of a run: a checkpoint stores only a position, so a change here makes resumed runs read other
-// data (test_shuffle pins some values).
+// The order is a pure function: a keyed permutation of [0, n) and the endless stream of epochs
+// built on it. Its numbers are part of the format of a run: a checkpoint stores only a position, so
+// a change here makes resumed runs read other data (test_shuffle pins some values).
 //
-// Two counters are the whole protocol of the ring: `filled` batches have been read, and the buffers of the first
-// `released` may be overwritten; batch k is in buffer k mod ring. The loader never computes, never copies to the
-// device, and never touches a buffer that the caller may still be reading.
+// Two counters are the whole protocol of the ring: `filled` batches have been read, and the buffers
+// of the first `released` may be overwritten; batch k is in buffer k mod ring. The loader never
+// computes, never copies to the device, and never touches a buffer that the caller may still be
+// reading.
 #include "llmc/data/dataloader.h"
 
 #include "llmc/base/arithmetic.h"
@@ -24,14 +25,17 @@
 #include <string.h>
 #include <time.h>
 
-// --------------------------------------------------------------------------------------------------------------- order
+// -------------------------------------------------------------------------------------------------
+// order
 
-// Four rounds are enough for large n (Luby, Rackoff, 1988). For small n, whose halves have one or two bits, four or six
-// rounds leave some orders visibly more likely (chi-square in test_shuffle); eight do not.
+// Four rounds are enough for large n (Luby, Rackoff, 1988). For small n, whose halves have one or
+// two bits, four or six rounds leave some orders visibly more likely (chi-square in test_shuffle);
+// eight do not.
 enum { ROUNDS = 8 };
 
-// The finaliser of SplitMix64: every bit of z moves about half of the bits of the result. The project's generator is
-// Philox, but its ten rounds inside every Feistel round would cost as much as reading the window.
+// The finaliser of SplitMix64: every bit of z moves about half of the bits of the result. The
+// project's generator is Philox, but its ten rounds inside every Feistel round would cost as much
+// as reading the window.
 static uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -39,8 +43,8 @@ static uint64_t mix64(uint64_t z) {
 }
 
 int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key) {
-    REQUIRE(n >= 1 && n < (int64_t)1 << 62 && i >= 0 && i < n, "shuffle_permute: %lld of %lld", (long long)i,
-            (long long)n);
+    REQUIRE(n >= 1 && n < (int64_t)1 << 62 && i >= 0 && i < n, "shuffle_permute: %lld of %lld",
+            (long long)i, (long long)n);
     int half = 1; // bits of one half: the network permutes [0, 4^half), at most four times n
     while (n > (int64_t)1 << (2 * half)) half++;
     const uint64_t mask = ((uint64_t)1 << half) - 1;
@@ -64,7 +68,8 @@ int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed) {
     return shuffle_permute(p % n, n, (uint64_t)key.v[1] << 32 | key.v[0]);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the loader
+// -------------------------------------------------------------------------------------------------
+// the loader
 
 typedef struct {
     void *windows; // (batch_windows, T+1) tokens
@@ -72,7 +77,8 @@ typedef struct {
     int64_t end; // the position in the stream after it
 } Batch;
 
-// Where the reader is: group `group` of the step that begins at position `step`, windows [at, end) of that step left.
+// Where the reader is: group `group` of the step that begins at position `step`, windows [at, end)
+// of that step left.
 typedef struct {
     int64_t step, group, at, end;
 } Cursor;
@@ -84,9 +90,10 @@ struct DataLoader {
     pthread_mutex_t mutex; // guards filled, released and failed
     pthread_cond_t changed;
     int64_t filled, released;
-    bool failed;      // reading batch `filled` failed, and the reader has ended
-    Error error;      // why
-    atomic_bool stop; // also checked between windows, so that destroy does not wait for a large batch
+    bool failed; // reading batch `filled` failed, and the reader has ended
+    Error error; // why
+    atomic_bool
+        stop; // also checked between windows, so that destroy does not wait for a large batch
 
     // Used only by the thread that calls next; no lock needed.
     int64_t handed_out; // batches
@@ -94,7 +101,8 @@ struct DataLoader {
     double wait_seconds;
 };
 
-// ------------------------------------------------------------------------------------------------------------ reader
+// -------------------------------------------------------------------------------------------------
+// reader
 
 static void begin_group(const DataLoaderOptions *o, Cursor *c, int64_t group) {
     c->group = group;
@@ -130,7 +138,8 @@ static void *reader_main(void *context) {
             const ShardSet *set = &o->sources->sets[draw.source];
             int64_t window = draw.index % set->num_windows;
             if (o->shuffle) window = shuffle_window(draw.index, set->num_windows, o->seed);
-            ok = shards_read_window(set, window, o->vocab, (char *)batch->windows + i * window_bytes, &error);
+            ok = shards_read_window(set, window, o->vocab,
+                                    (char *)batch->windows + i * window_bytes, &error);
         }
         c.at += batch->count;
         batch->end = c.step + c.at;
@@ -154,7 +163,8 @@ static void *reader_main(void *context) {
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------------ life and use
+// -------------------------------------------------------------------------------------------------
+// life and use
 
 static void free_loader(DataLoader *loader) {
     for (int i = 0; i < loader->options.ring; i++)
@@ -164,8 +174,9 @@ static void free_loader(DataLoader *loader) {
 }
 
 DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
-    REQUIRE(options->sources->num_shards > 0 && options->batch_windows > 0 && options->step_windows > 0 &&
-                options->position >= options->sources->mixture.start && (options->ring == 0 || options->ring >= 2) &&
+    REQUIRE(options->sources->num_shards > 0 && options->batch_windows > 0 &&
+                options->step_windows > 0 && options->position >= options->sources->mixture.start &&
+                (options->ring == 0 || options->ring >= 2) &&
                 options->groups <= options->step_windows && options->first_group >= 0 &&
                 options->first_group + options->group_count <= max_i64(options->groups, 1),
             "dataloader_create: a size is out of range");
@@ -181,13 +192,14 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     const int64_t batch = min_i64(o->batch_windows, o->step_windows);
     int64_t bytes; // of a buffer
     bool ok = checked_mul(batch, (o->sources->T + 1) * o->sources->token_bytes, &bytes) ||
-              error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory", (long long)batch,
-                        (long long)o->sources->T);
+              error_set(err, "a micro-batch of %lld windows of %lld tokens does not fit in memory",
+                        (long long)batch, (long long)o->sources->T);
 
     loader->ring = memory_zeroed(o->ring, sizeof *loader->ring);
     for (int i = 0; ok && i < o->ring; i++) {
         loader->ring[i].windows = host_alloc((size_t)bytes, err);
-        ok = loader->ring[i].windows || error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);
+        ok = loader->ring[i].windows ||
+             error_prefix(err, "data loader, buffer %d of %d", i + 1, o->ring);
     }
 
     if (!ok) {
@@ -198,7 +210,8 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
     pthread_mutex_init(&loader->mutex, NULL);
     pthread_cond_init(&loader->changed, NULL);
 
-    // The main thread handles signals (it finishes the step and saves), so the reader blocks them all.
+    // The main thread handles signals (it finishes the step and saves), so the reader blocks them
+    // all.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -216,7 +229,8 @@ DataLoader *dataloader_create(const DataLoaderOptions *options, Error *err) {
 
 void dataloader_destroy(DataLoader *loader) {
     if (!loader) return;
-    pthread_mutex_lock(&loader->mutex); // so that the reader is either before its check of stop or already waiting
+    // so that the reader is either before its check of stop or already waiting
+    pthread_mutex_lock(&loader->mutex);
     atomic_store(&loader->stop, true);
     pthread_cond_broadcast(&loader->changed);
     pthread_mutex_unlock(&loader->mutex);
@@ -237,13 +251,16 @@ bool dataloader_next(DataLoader *loader, const void **windows, int64_t *count, E
 
     if (loader->filled <= k && !loader->failed) {
         double start = now_seconds();
-        while (loader->filled <= k && !loader->failed) pthread_cond_wait(&loader->changed, &loader->mutex);
+        while (loader->filled <= k && !loader->failed)
+            pthread_cond_wait(&loader->changed, &loader->mutex);
         loader->wait_seconds += now_seconds() - start;
     }
 
     bool ready = loader->filled > k;
     pthread_mutex_unlock(&loader->mutex);
-    if (!ready) return error_set(err, "%s", loader->error.text); // the reader has ended, so its message does not change
+    if (!ready)
+        // the reader has ended, so its message does not change
+        return error_set(err, "%s", loader->error.text);
 
     const Batch *batch = &loader->ring[k % loader->options.ring];
     *windows = batch->windows;

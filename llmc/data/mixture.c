@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------- text
+// -------------------------------------------------------------------------------------------------
+// text
 
 typedef struct {
     const char *pattern, *weight; // weight NULL: there is no colon
@@ -38,10 +39,12 @@ static bool next_part(const char **at, MixturePart *part) {
     return true;
 }
 
-// The number that the weight of a part is as a whole; "inf" and "nan" are numbers too. False: it is none.
+// The number that the weight of a part is as a whole; "inf" and "nan" are numbers too. False: it is
+// none.
 static bool part_weight(const MixturePart *part, double *weight) {
     char text[64], *end;
-    if (part->weight_length < 1 || part->weight_length >= (int)sizeof text || isspace((unsigned char)*part->weight))
+    if (part->weight_length < 1 || part->weight_length >= (int)sizeof text ||
+        isspace((unsigned char)*part->weight))
         return false;
     snprintf(text, sizeof text, "%.*s", part->weight_length, part->weight);
     *weight = strtod(text, &end);
@@ -66,19 +69,23 @@ static bool read_weight(const MixturePart *part, int64_t *weight, Error *err) {
     double x = NAN;
     if (!part->weight)
         return error_set(err,
-                         "%.*s: has no weight; each corpus of a mixture has one: 'A:0.7,B:0.3' (a comma in a path is "
+                         "%.*s: has no weight; each corpus of a mixture has one: 'A:0.7,B:0.3' (a "
+                         "comma in a path is "
                          "written \\,)",
                          part->pattern_length, part->pattern);
     if (part->pattern_length == 0)
-        return error_set(err, "no corpus before the weight '%.*s'", part->weight_length, part->weight);
+        return error_set(err, "no corpus before the weight '%.*s'", part->weight_length,
+                         part->weight);
     if (!part_weight(part, &x) || !(x >= MIN && x <= MAX))
-        return error_set(err, "%.*s: its weight is '%.*s', expected a number from %g to %g", part->pattern_length,
-                         part->pattern, part->weight_length, part->weight, MIN, MAX);
+        return error_set(err, "%.*s: its weight is '%.*s', expected a number from %g to %g",
+                         part->pattern_length, part->pattern, part->weight_length, part->weight,
+                         MIN, MAX);
     *weight = (int64_t)llround(x * MIXTURE_WHOLE);
     return true;
 }
 
-// Divides the weights by their common divisor; scales them to millionths of their sum if that is still larger.
+// Divides the weights by their common divisor; scales them to millionths of their sum if that is
+// still larger.
 static bool reduce_weights(Mixture *m, Error *err) {
     int64_t sum = m->weights[0], divisor = sum;
     for (int i = 1; i < m->count; i++) {
@@ -97,13 +104,16 @@ static bool reduce_weights(Mixture *m, Error *err) {
             *w /= divisor;
         else
             *w = (*w * MIXTURE_WHOLE + sum / 2) / sum;
-        if (*w == 0) return error_set(err, "%s: its weight is less than a millionth of the sum of all", m->patterns[i]);
+        if (*w == 0)
+            return error_set(err, "%s: its weight is less than a millionth of the sum of all",
+                             m->patterns[i]);
         m->total += *w;
     }
     return true;
 }
 
-// The bytes at the beginning (step 1) or the end (-1) of all patterns that are the same, in whole parts of paths.
+// The bytes at the beginning (step 1) or the end (-1) of all patterns that are the same, in whole
+// parts of paths.
 static size_t common_part(const Mixture *m, int step) {
     int64_t length[MIXTURE_MAX] = {0}, from[MIXTURE_MAX] = {0}, common = 0;
     for (int i = 0; i < m->count; i++) {
@@ -130,7 +140,8 @@ bool mixture_parse(Mixture *m, const char *text, Error *err) {
     }
     do {
         int64_t weight = 1;
-        if (m->count == MIXTURE_MAX) return error_set(err, "more than %d corpora in one mixture", MIXTURE_MAX);
+        if (m->count == MIXTURE_MAX)
+            return error_set(err, "more than %d corpora in one mixture", MIXTURE_MAX);
         if (!single && !read_weight(&part, &weight, err)) return false;
         const int i = m->count++;
         m->patterns[i] = strndup(part.pattern, (size_t)part.pattern_length);
@@ -195,10 +206,12 @@ char *mixture_map(const char *text, MixtureMap *map, const void *context) {
     return NULL;
 }
 
-// --------------------------------------------------------------------------------------------------------------- order
+// -------------------------------------------------------------------------------------------------
+// order
 
-// Makes the draw after `done` ones of this period. A source is behind by w n - x W (in units of 1/W window, with n =
-// done + 1, x drawn), and exceeds the bound at n = (2k - 3 + (2k - 2) x) W / ((2k - 2) w).
+// Makes the draw after `done` ones of this period. A source is behind by w n - x W (in units of 1/W
+// window, with n = done + 1, x drawn), and exceeds the bound at n = (2k - 3 + (2k - 2) x) W / ((2k
+// - 2) w).
 static int next_draw(const Mixture *m, MixtureCursor *c) {
     const int64_t bound = 2 * m->count - 2, n = ++c->done;
     int first = -1;
@@ -221,25 +234,30 @@ static void move_cursor(const Mixture *m, MixtureCursor *c, int64_t at) {
 }
 
 MixtureDraw mixture_draw(const Mixture *m, MixtureCursor *c, int64_t position) {
-    REQUIRE(position >= m->start, "mixture_draw: position %lld before %lld", (long long)position, (long long)m->start);
+    REQUIRE(position >= m->start, "mixture_draw: position %lld before %lld", (long long)position,
+            (long long)m->start);
     const int64_t at = position - m->start;
     if (m->count == 1) return (MixtureDraw){0, m->drawn[0] + at};
     move_cursor(m, c, at);
     const int source = next_draw(m, c);
-    return (MixtureDraw){source, m->drawn[source] + c->round * m->weights[source] + c->drawn[source] - 1};
+    return (MixtureDraw){source,
+                         m->drawn[source] + c->round * m->weights[source] + c->drawn[source] - 1};
 }
 
 void mixture_count(const Mixture *m, int64_t position, int64_t drawn[MIXTURE_MAX]) {
     MixtureCursor c = {0};
     const int64_t at = position - m->start;
-    REQUIRE(at >= 0, "mixture_count: position %lld before %lld", (long long)position, (long long)m->start);
+    REQUIRE(at >= 0, "mixture_count: position %lld before %lld", (long long)position,
+            (long long)m->start);
     if (m->count == 1) drawn[0] = m->drawn[0] + at;
     if (m->count <= 1) return;
     move_cursor(m, &c, at);
-    for (int i = 0; i < m->count; i++) drawn[i] = m->drawn[i] + c.round * m->weights[i] + c.drawn[i];
+    for (int i = 0; i < m->count; i++)
+        drawn[i] = m->drawn[i] + c.round * m->weights[i] + c.drawn[i];
 }
 
-// --------------------------------------------------------------------------------------------------------------- guess
+// -------------------------------------------------------------------------------------------------
+// guess
 
 static bool matches_files(const char *pattern) {
     char **names;
@@ -272,7 +290,8 @@ char *mixture_guess(const char *text) {
         understood = understood && count < MIXTURE_MAX && matches_files(word);
         if (understood) patterns[count++] = word;
     }
-    understood = understood && (count > 1 || (count == 1 && numbers > 0)) && (numbers == 0 || numbers == count);
+    understood = understood && (count > 1 || (count == 1 && numbers > 0)) &&
+                 (numbers == 0 || numbers == count);
     size_t bytes;
     FILE *out = understood ? text_open(&guess, &bytes) : NULL;
     for (int i = 0; out && i < count; i++) {

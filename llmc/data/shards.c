@@ -1,7 +1,8 @@
-// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards. This file owns the
-// descriptors of a ShardSet and the file of a ShardWriter. The tokens are written after space for the header, and
-// commit writes the header, so that no reader takes an incomplete file for a shard. It never trusts a number it has
-// read, keeps no tokens in memory, and knows nothing of batches or their order.
+// Token shards: opening and checking the files of a glob pattern, reading windows, writing shards.
+// This file owns the descriptors of a ShardSet and the file of a ShardWriter. The tokens are
+// written after space for the header, and commit writes the header, so that no reader takes an
+// incomplete file for a shard. It never trusts a number it has read, keeps no tokens in memory, and
+// knows nothing of batches or their order.
 #include "llmc/data/shards.h"
 
 #include "llmc/base/arithmetic.h"
@@ -26,11 +27,12 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-// The first ones are the header and some tokens: corpora are cut into shards of equal length, whose headers are the
-// same. More of every file would make a start on a network file system slow.
+// The first ones are the header and some tokens: corpora are cut into shards of equal length, whose
+// headers are the same. More of every file would make a start on a network file system slow.
 enum { SAMPLE_BYTES = 4 * SHARD_HEADER_BYTES, SAMPLES = 3 };
 
-// ---------------------------------------------------------------------------------------------------------- checking
+// -------------------------------------------------------------------------------------------------
+// checking
 
 // Reads up to n bytes or the end of the file; returns the number read, -1 on error (errno).
 static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
@@ -45,20 +47,25 @@ static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
     return done;
 }
 
-// Checks the first `bytes` bytes of a file: its header, complete if they are SHARD_HEADER_BYTES or more.
-static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int64_t file_bytes, Shard *shard,
-                         Error *err) {
+// Checks the first `bytes` bytes of a file: its header, complete if they are SHARD_HEADER_BYTES or
+// more.
+static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int64_t file_bytes,
+                         Shard *shard, Error *err) {
     const bool is_shard = bytes >= (int64_t)sizeof *h && h[SHARD_FIELD_MAGIC] == SHARD_MAGIC;
-    if (!is_shard && !foreign_file_check("a token shard", path, h, (size_t)bytes, err)) return false;
+    if (!is_shard && !foreign_file_check("a token shard", path, h, (size_t)bytes, err))
+        return false;
     if (bytes < SHARD_HEADER_BYTES)
-        return error_set(err, "%s: not a token shard: header: the file has %" PRId64 " bytes, expected at least %d",
+        return error_set(err,
+                         "%s: not a token shard: header: the file has %" PRId64
+                         " bytes, expected at least %d",
                          path, bytes, SHARD_HEADER_BYTES);
     if (!is_shard)
-        return error_set(err,
-                         "%s: not a token shard: magic number (header field 0) is %d, expected %d; raw tokens "
-                         "without a header, such as nanoGPT's train.bin, are not read: make shards of their "
-                         "text with data/prepare",
-                         path, h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
+        return error_set(
+            err,
+            "%s: not a token shard: magic number (header field 0) is %d, expected %d; raw tokens "
+            "without a header, such as nanoGPT's train.bin, are not read: make shards of their "
+            "text with data/prepare",
+            path, h[SHARD_FIELD_MAGIC], SHARD_MAGIC);
     const int version = h[SHARD_FIELD_VERSION];
     int field = SHARD_FIELD_COUNT_V1;
     if (version == 1) {
@@ -69,27 +76,34 @@ static bool parse_header(const char *path, const int32_t *h, int64_t bytes, int6
         shard->token_bytes = h[SHARD_FIELD_TOKEN_BYTES_V2];
         memcpy(&shard->num_tokens, &h[field], sizeof shard->num_tokens);
     } else {
-        return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path, version);
+        return error_set(err, "%s: shard version (header field 1) is %d, expected 1 or 2", path,
+                         version);
     }
     if (shard->token_bytes != 2 && shard->token_bytes != 4)
-        return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path, shard->token_bytes);
+        return error_set(err, "%s: bytes per token (header field 2) is %d, expected 2 or 4", path,
+                         shard->token_bytes);
     int64_t needed; // must be the bytes of the file
     if (shard->num_tokens < 0 || !checked_mul(shard->num_tokens, shard->token_bytes, &needed) ||
         !checked_add(needed, SHARD_HEADER_BYTES, &needed))
-        return error_set(err, "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
-                         path, field, shard->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / shard->token_bytes);
+        return error_set(
+            err,
+            "%s: token count (header field %d) is %" PRId64 ", but the file has space for %" PRId64,
+            path, field, shard->num_tokens, (file_bytes - SHARD_HEADER_BYTES) / shard->token_bytes);
     const char *difference = "something was appended to it";
     if (file_bytes < needed) difference = "it is truncated";
     if (needed != file_bytes)
         return error_set(err,
-                         "%s: the file has %" PRId64 " bytes, but its token count (header field %d), %" PRId64
+                         "%s: the file has %" PRId64
+                         " bytes, but its token count (header field %d), %" PRId64
                          ", needs %" PRId64 "; %s: copy or make it again",
                          path, file_bytes, field, shard->num_tokens, needed, difference);
     int64_t most = shard->token_bytes == 2 ? 65536 : INT32_MAX;
     shard->vocab = h[SHARD_FIELD_VOCAB];
     shard->eot = (int64_t)h[SHARD_FIELD_EOT] - 1;
     if (shard->vocab < 0 || shard->vocab > most)
-        return error_set(err, "%s: vocabulary (header field 3) is %" PRId64 ", expected 0 (not stated) to %" PRId64,
+        return error_set(err,
+                         "%s: vocabulary (header field 3) is %" PRId64
+                         ", expected 0 (not stated) to %" PRId64,
                          path, shard->vocab, most);
     if (shard->vocab > 0) most = shard->vocab;
     if (shard->eot < -1 || shard->eot >= most)
@@ -108,8 +122,11 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
     REQUIRE_MEMORY((shard->path = strdup(path)), "a path");
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         char *escaped = path_escaped(path), *pattern = path_join(escaped, "train_*.bin");
-        error_set(err, "%s: is a directory, expected its shards, such as %s; make some with: %s -o %s FILE...", path,
-                  path_quoted(pattern).text, path_of_tool("data/prepare").text, path_quoted(path).text);
+        error_set(
+            err,
+            "%s: is a directory, expected its shards, such as %s; make some with: %s -o %s FILE...",
+            path, path_quoted(pattern).text, path_of_tool("data/prepare").text,
+            path_quoted(path).text);
         free(escaped);
         free(pattern);
         return false;
@@ -124,7 +141,8 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
     }
     int32_t h[SAMPLE_BYTES / sizeof(int32_t)];
     for (int i = 0; i < SAMPLES; i++) {
-        const int64_t got = pread_all(shard->fd, h, sizeof h, max_i64(size - SAMPLE_BYTES, 0) * i / (SAMPLES - 1));
+        const int64_t got =
+            pread_all(shard->fd, h, sizeof h, max_i64(size - SAMPLE_BYTES, 0) * i / (SAMPLES - 1));
         if (got < 0) return error_set(err, "%s: cannot read the shard: %s", path, strerror(errno));
         if (i == 0 && !parse_header(path, h, got, size, shard, err)) return false;
         shard->samples = XXH3_64bits_withSeed(h, (size_t)got, shard->samples);
@@ -132,7 +150,8 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
     return true;
 }
 
-// Mixes into *contents what the whole shard is known by; *left: the bytes of the set that may still be read for it.
+// Mixes into *contents what the whole shard is known by; *left: the bytes of the set that may still
+// be read for it.
 static bool add_contents(const Shard *shard, int64_t *left, uint64_t *contents, Error *err) {
     enum { BLOCK = 1 << 20 };
     if (shard->bytes > *left) {
@@ -154,15 +173,17 @@ static bool add_contents(const Shard *shard, int64_t *left, uint64_t *contents, 
     return error_set(err, "%s: cannot read the shard: %s", shard->path, reason);
 }
 
-// ----------------------------------------------------------------------------------------------------------- opening
+// -------------------------------------------------------------------------------------------------
+// opening
 
-bool shards_agree(const char *what, int64_t value, int64_t unstated, const char *path, int64_t *common,
-                  const char **common_file, Error *err) {
+bool shards_agree(const char *what, int64_t value, int64_t unstated, const char *path,
+                  int64_t *common, const char **common_file, Error *err) {
     if (value == unstated) return true;
     if (*common_file && *common != value)
-        return error_set(
-            err, "%s: %s is %" PRId64 ", but %s states %" PRId64 "; shards of one run must come from one tokenizer",
-            path, what, value, *common_file, *common);
+        return error_set(err,
+                         "%s: %s is %" PRId64 ", but %s states %" PRId64
+                         "; shards of one run must come from one tokenizer",
+                         path, what, value, *common_file, *common);
     *common = value;
     if (!*common_file) *common_file = path;
     return true;
@@ -171,8 +192,8 @@ bool shards_agree(const char *what, int64_t value, int64_t unstated, const char 
 static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
     enum { OTHERS = 128 }; // descriptors for libraries, logs, checkpoints
     set->shards = memory_zeroed(count, sizeof *set->shards);
-    // 1024 descriptors are a common soft limit, and a corpus may have more shards than that. If even the hard limit is
-    // too low, open() reports it.
+    // 1024 descriptors are a common soft limit, and a corpus may have more shards than that. If
+    // even the hard limit is too low, open() reports it.
     struct rlimit limit;
     const rlim_t wanted = (rlim_t)count + OTHERS;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < wanted) {
@@ -185,26 +206,32 @@ static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
     for (int i = 0; i < count; i++) {
         Shard *shard = &set->shards[set->count++];
         if (!open_shard(shard, paths[i], err) || !add_contents(shard, &left, &set->contents, err) ||
-            !shards_agree("bytes per token", shard->token_bytes, 0, shard->path, &token_bytes, &files[0], err) ||
-            !shards_agree("vocabulary", shard->vocab, 0, shard->path, &set->vocab, &files[1], err) ||
-            !shards_agree("end-of-text token", shard->eot, -1, shard->path, &set->eot, &files[2], err))
+            !shards_agree("bytes per token", shard->token_bytes, 0, shard->path, &token_bytes,
+                          &files[0], err) ||
+            !shards_agree("vocabulary", shard->vocab, 0, shard->path, &set->vocab, &files[1],
+                          err) ||
+            !shards_agree("end-of-text token", shard->eot, -1, shard->path, &set->eot, &files[2],
+                          err))
             return false;
         set->token_bytes = (int)token_bytes;
-        set->fingerprint = XXH3_64bits_withSeed(&shard->samples, sizeof shard->samples, set->fingerprint);
+        set->fingerprint =
+            XXH3_64bits_withSeed(&shard->samples, sizeof shard->samples, set->fingerprint);
         shard->first_window = set->num_windows;
         shard->num_windows = max_i64(shard->num_tokens - 1, 0) / set->T;
         set->num_windows += shard->num_windows; // at most num_tokens, which is checked
         if (!checked_add(set->num_tokens, shard->num_tokens, &set->num_tokens))
-            return error_set(err, "%s: the token counts up to this file do not fit in 64 bits", paths[i]);
+            return error_set(err, "%s: the token counts up to this file do not fit in 64 bits",
+                             paths[i]);
     }
     if (set->num_windows > 0) return true;
     const Shard *longest = &set->shards[0];
     for (int i = 1; i < set->count; i++)
         if (set->shards[i].num_tokens > longest->num_tokens) longest = &set->shards[i];
-    return error_set(
-        err,
-        "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64 "; use a shorter T or more text",
-        longest->path, longest->num_tokens, set->count > 1 ? ", the most of any shard" : "", set->T, set->T + 1);
+    return error_set(err,
+                     "%s: has %" PRId64 " tokens%s, but T = %" PRId64 " needs at least %" PRId64
+                     "; use a shorter T or more text",
+                     longest->path, longest->num_tokens,
+                     set->count > 1 ? ", the most of any shard" : "", set->T, set->T + 1);
 }
 
 bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
@@ -222,8 +249,10 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
                       path_quoted(other).text);
             free(other);
         } else {
-            error_set(err, "no token shards match %s%s; make some from text with: %s -o DIR FILE...",
-                      path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/prepare").text);
+            error_set(err,
+                      "no token shards match %s%s; make some from text with: %s -o DIR FILE...",
+                      path_quoted(pattern).text, path_pattern_reason(pattern).text,
+                      path_of_tool("data/prepare").text);
         }
         directory_list_free(names, others);
         free(beside);
@@ -244,13 +273,15 @@ void shards_close(ShardSet *set) {
     *set = (ShardSet){.eot = -1};
 }
 
-// --------------------------------------------------------------------------------------------- training and validation
+// ---------------------------------------------------------------------------------------------
+// training and validation
 
 char *shards_validation_pattern(const char *pattern) {
     static const char train[] = "train";
     char *escaped, *result = NULL, *at = NULL;
     if (file_exists(pattern))
-        escaped = path_escaped(pattern); // a file by its name, which is no pattern even if it looks like one
+        // a file by its name, which is no pattern even if it looks like one
+        escaped = path_escaped(pattern);
     else
         escaped = strdup(pattern);
     REQUIRE_MEMORY(escaped, "a pattern");
@@ -261,8 +292,8 @@ char *shards_validation_pattern(const char *pattern) {
         const char *rest = at + strlen(train), *dot = strrchr(rest, '.');
         const bool numbered = *rest && rest != dot; // "_*.bin", "_00000[1-5].bin"
         const int separator = numbered && strchr("_-.", *rest);
-        REQUIRE_MEMORY(asprintf(&result, "%.*sval%.*s%s%s", (int)(at - escaped), escaped, separator, rest,
-                                numbered ? "*" : "", dot ? dot : "") >= 0,
+        REQUIRE_MEMORY(asprintf(&result, "%.*sval%.*s%s%s", (int)(at - escaped), escaped, separator,
+                                rest, numbered ? "*" : "", dot ? dot : "") >= 0,
                        "a pattern");
     }
     free(escaped);
@@ -291,11 +322,13 @@ ShardsInBoth shards_in_both(const ShardSet *a, const ShardSet *b) {
     return both;
 }
 
-// ----------------------------------------------------------------------------------------------------------- windows
+// -------------------------------------------------------------------------------------------------
+// windows
 
 static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
     REQUIRE(w >= 0 && w < set->num_windows, "window %" PRId64 " of %" PRId64, w, set->num_windows);
-    int low = 0, high = set->count - 1; // the last shard with first_window <= w, which is never empty
+    int low = 0,
+        high = set->count - 1; // the last shard with first_window <= w, which is never empty
     while (low < high) {
         int middle = low + (high - low + 1) / 2;
         if (set->shards[middle].first_window <= w)
@@ -306,8 +339,8 @@ static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
     return &set->shards[low];
 }
 
-// The largest token, in loops without an exit so that the compiler turns them into vector maxima. The check costs a
-// small fraction of the copy from the page cache.
+// The largest token, in loops without an exit so that the compiler turns them into vector maxima.
+// The check costs a small fraction of the copy from the page cache.
 static uint32_t largest_token(const void *tokens, int token_bytes, int64_t n) {
     if (token_bytes == 2) {
         const uint16_t *t = tokens;
@@ -336,13 +369,14 @@ bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out
     const char *reason = "the file has become shorter since it was opened";
     if (got < 0) reason = strerror(errno);
     if (got != bytes)
-        return error_set(err, "%s: cannot read %" PRId64 " tokens at token %" PRId64 ": %s", shard->path, n, first,
-                         reason);
+        return error_set(err, "%s: cannot read %" PRId64 " tokens at token %" PRId64 ": %s",
+                         shard->path, n, first, reason);
     if (largest_token(out, set->token_bytes, n) < vocab) return true;
     int64_t i = 0;
     while (token_at(out, set->token_bytes, i) < vocab) i++;
     return error_set(err,
-                     "%s: token %" PRId64 " is %" PRIu32 ", expected below the vocabulary size %" PRId64
+                     "%s: token %" PRId64 " is %" PRIu32
+                     ", expected below the vocabulary size %" PRId64
                      "; the shard comes from another tokenizer or is damaged",
                      shard->path, first + i, token_at(out, set->token_bytes, i), vocab);
 }
@@ -353,7 +387,8 @@ void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *t
     *token_offset = (w - shard->first_window) * set->T;
 }
 
-// ------------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 struct ShardWriter {
     char *path;
@@ -364,14 +399,18 @@ struct ShardWriter {
 
 static bool write_failed(const ShardWriter *w, Error *err) {
     if (errno == 0) errno = EIO;
-    return error_set(err, "%s: cannot write the shard: %s", w->path, path_reason(w->path, errno).text);
+    return error_set(err, "%s: cannot write the shard: %s", w->path,
+                     path_reason(w->path, errno).text);
 }
 
-ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot, Error *err) {
+ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot,
+                               Error *err) {
     REQUIRE(token_bytes == 2 || token_bytes == 4, "shard writer: %d bytes per token", token_bytes);
-    REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 && eot < INT32_MAX,
+    REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 &&
+                eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
-    const char header[SHARD_HEADER_BYTES] = {0}; // all zeros is not a shard, in case the file is found half written
+    const char header[SHARD_HEADER_BYTES] = {
+        0}; // all zeros is not a shard, in case the file is found half written
     ShardWriter *w = memory_zeroed(1, sizeof *w);
     REQUIRE_MEMORY((w->path = strdup(path)), "a path");
     w->token_bytes = token_bytes;
@@ -388,7 +427,8 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
 
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err) {
     if (n == 0) return true;
-    if (fwrite(tokens, (size_t)w->token_bytes, (size_t)n, w->file) != (size_t)n) return write_failed(w, err);
+    if (fwrite(tokens, (size_t)w->token_bytes, (size_t)n, w->file) != (size_t)n)
+        return write_failed(w, err);
     w->num_tokens += n;
     return true;
 }
@@ -407,8 +447,9 @@ bool shard_writer_commit(ShardWriter *w, Error *err) {
         memcpy(&h[SHARD_FIELD_COUNT_V2], &w->num_tokens, sizeof w->num_tokens);
     }
     errno = 0;
-    bool ok = !ferror(w->file) && fseeko(w->file, 0, SEEK_SET) == 0 && fwrite(h, sizeof h, 1, w->file) == 1 &&
-              fflush(w->file) == 0 && fsync(fileno(w->file)) == 0;
+    bool ok = !ferror(w->file) && fseeko(w->file, 0, SEEK_SET) == 0 &&
+              fwrite(h, sizeof h, 1, w->file) == 1 && fflush(w->file) == 0 &&
+              fsync(fileno(w->file)) == 0;
     if (!ok) write_failed(w, err);
     if (fclose(w->file) != 0 && ok) ok = write_failed(w, err);
     w->file = NULL;

@@ -15,12 +15,15 @@ static uint64_t add_hash(uint64_t before, uint64_t hash, int i) {
     return XXH3_64bits_withSeed(&hash, sizeof hash, before);
 }
 
-static bool refuse_twice(const Mixture *m, int first, int second, const ShardsInBoth *both, Error *err) {
+static bool refuse_twice(const Mixture *m, int first, int second, const ShardsInBoth *both,
+                         Error *err) {
     if (strcmp(both->first, both->twin) == 0)
         return error_set(err, "%s: belongs to two corpora of the mixture, %s and %s", both->first,
-                         path_quoted(m->patterns[first]).text, path_quoted(m->patterns[second]).text);
+                         path_quoted(m->patterns[first]).text,
+                         path_quoted(m->patterns[second]).text);
     return error_set(err,
-                     "%s: is the same data as %s, and two corpora of the mixture have it; name it in one, with a "
+                     "%s: is the same data as %s, and two corpora of the mixture have it; name it "
+                     "in one, with a "
                      "larger weight",
                      both->first, both->twin);
 }
@@ -44,8 +47,8 @@ static bool finds_files(const char *text) {
 static void explain_form(const char *text, Error *err) {
     char *guess = mixture_guess(text);
     if (guess && !finds_files(text) && finds_files(guess))
-        error_set(err, "%s: no corpus of this name; a mixture is written %s", path_quoted(text).text,
-                  path_quoted(guess).text);
+        error_set(err, "%s: no corpus of this name; a mixture is written %s",
+                  path_quoted(text).text, path_quoted(guess).text);
     free(guess);
 }
 
@@ -64,7 +67,8 @@ bool sources_open(Sources *s, const char *text, int64_t T, Error *err) {
         }
         if (!ok) break;
         const char *path = set->shards[0].path;
-        ok = shards_agree("bytes per token", set->token_bytes, 0, path, &token_bytes, &files[0], err) &&
+        ok = shards_agree("bytes per token", set->token_bytes, 0, path, &token_bytes, &files[0],
+                          err) &&
              shards_agree("vocabulary", set->vocab, 0, path, &s->vocab, &files[1], err) &&
              shards_agree("end-of-text token", set->eot, -1, path, &s->eot, &files[2], err);
         s->token_bytes = set->token_bytes;

@@ -21,21 +21,24 @@ static double step_of(const char *line, size_t length, bool *is_evaluation) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, "step");
     const char *event = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(object, "event"));
     const double step = cJSON_IsNumber(item) ? item->valuedouble : -1;
-    *is_evaluation =
-        event && (strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 || strcmp(event, "sample") == 0);
+    *is_evaluation = event && (strcmp(event, "validation") == 0 || strcmp(event, "choices") == 0 ||
+                               strcmp(event, "sample") == 0);
     cJSON_Delete(object);
     return step;
 }
 
-// Removes the evaluations of a step; or else damaged lines and those of later steps. *dropped: there was such a line.
-// The log is cut before the first one; if it has others after it, a file without them takes its place at once. Lines
-// without a step at the end belong to the later steps before them. may_cut false: only looks.
-static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cut, bool *dropped, Error *err) {
+// Removes the evaluations of a step; or else damaged lines and those of later steps. *dropped:
+// there was such a line. The log is cut before the first one; if it has others after it, a file
+// without them takes its place at once. Lines without a step at the end belong to the later steps
+// before them. may_cut false: only looks.
+static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cut, bool *dropped,
+                       Error *err) {
     char *line = NULL, *kept = NULL;
     size_t capacity = 0, bytes = 0, length = 0, wanted = 0; // of what is kept
     off_t end = 0, keep = -1;
     FILE *in = fopen(f->path, "re");
-    if (!in) return error_set(err, "%s: cannot be read: %s", f->path, path_reason(f->path, errno).text);
+    if (!in)
+        return error_set(err, "%s: cannot be read: %s", f->path, path_reason(f->path, errno).text);
     FILE *out = text_open(&kept, &bytes);
     ssize_t n;
     while ((n = getline(&line, &capacity, in)) > 0 && line[n - 1] == '\n') {
@@ -52,7 +55,8 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
         end += n;
     }
     // At its end, feof; getline that runs out of memory sets neither flag.
-    bool ok = n > 0 || feof(in) || error_set(err, "%s: cannot be read: %s", f->path, strerror(errno));
+    bool ok =
+        n > 0 || feof(in) || error_set(err, "%s: cannot be read: %s", f->path, strerror(errno));
     fclose(in);
     fclose(out);
     free(line);
@@ -67,8 +71,11 @@ static bool drop_lines(AppendFile *f, double step, bool evaluations, bool may_cu
 bool main_log_open(AppendFile *f, const char *path, bool append, int64_t first_step, Error *err) {
     bool dropped;
     atomic_file_clean(path); // of drop_lines, killed
-    if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(f, path, false, err)) return false;
-    if (append) return file_size(f->fd) == 0 || drop_lines(f, (double)first_step, false, true, &dropped, err);
+    if (!own_file_make_way(path, LOG_MARK, err) || !append_file_open(f, path, false, err))
+        return false;
+    if (append)
+        return file_size(f->fd) == 0 ||
+               drop_lines(f, (double)first_step, false, true, &dropped, err);
     if (file_size(f->fd) == 0) return true;
     if (!drop_lines(f, -1, false, false, &dropped, err)) return false;
     if (!dropped) return append_file_cut(f, 0, err);

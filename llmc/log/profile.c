@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Kernels are loaded, plans made and graphs captured in the first steps; clocks and caches settle in the others.
+// Kernels are loaded, plans made and graphs captured in the first steps; clocks and caches settle
+// in the others.
 enum { WARMUP_STEPS = 5 };
 
 // The ops call the observer's functions without a context, so their data must be static.
@@ -17,12 +18,14 @@ static struct {
     int64_t step;   // steps begun
     Profile result; // what was recorded; its times are read at the end
     int64_t ops_capacity, spans_capacity;
-    DeviceEvent **boundaries; // 2 n + 1: where the steps after the warm-up begin, and where the last ends
-    bool failed;              // no event was left: err has the reason
+    DeviceEvent *
+        *boundaries; // 2 n + 1: where the steps after the warm-up begin, and where the last ends
+    bool failed;     // no event was left: err has the reason
     Error err;
 } profile;
 
-// ----------------------------------------------------------------------------------------------------------- recording
+// -------------------------------------------------------------------------------------------------
+// recording
 
 // Returns the array with capacity for one more item.
 static void *grown(void *items, int64_t count, int64_t *capacity, size_t size) {
@@ -50,7 +53,8 @@ static bool begin_op(OpCost cost) {
 }
 
 static void end_op(void) {
-    if (!profile.failed) profile.result.ops[profile.result.num_ops - 1].end = record_event(STREAM_COMPUTE);
+    if (!profile.failed)
+        profile.result.ops[profile.result.num_ops - 1].end = record_event(STREAM_COMPUTE);
 }
 
 static const OpObserver observer = {begin_op, end_op};
@@ -78,7 +82,8 @@ static void observe_wait(bool begins) { record_span(PROFILE_WAIT, STREAM_COMPUTE
 
 static const CommObserver comm_observer = {observe_request, observe_wait};
 
-// --------------------------------------------------------------------------------------------------------------- steps
+// -------------------------------------------------------------------------------------------------
+// steps
 
 int64_t profile_total_steps(int64_t n) { return WARMUP_STEPS + 2 * n; }
 
@@ -89,7 +94,8 @@ bool profile_next_step(int64_t n) {
         REQUIRE_MEMORY(profile.boundaries, "the steps of a profile");
     }
     const int64_t measured = profile.step - WARMUP_STEPS;
-    if (measured >= 0 && !profile.failed) profile.boundaries[measured] = record_event(STREAM_COMPUTE);
+    if (measured >= 0 && !profile.failed)
+        profile.boundaries[measured] = record_event(STREAM_COMPUTE);
     const OpObserver *of_ops = NULL;
     const CommObserver *of_requests = NULL;
     if (measured >= profile.n && measured < 2 * profile.n) {
@@ -101,7 +107,8 @@ bool profile_next_step(int64_t n) {
     return !profile.failed && profile.step++ < profile_total_steps(profile.n);
 }
 
-// -------------------------------------------------------------------------------------------------------------- report
+// -------------------------------------------------------------------------------------------------
+// report
 
 static void destroy_event(DeviceEvent *event) {
     if (event) device_event_destroy(event);
@@ -130,10 +137,12 @@ static void profile_free(void) {
 static double seconds_to(DeviceEvent *event, double otherwise) {
     DeviceEvent *const *timed = profile.boundaries + profile.n;
     if (!event) return otherwise;
-    return fmin(fmax(device_event_seconds(timed[0], event), 0), device_event_seconds(timed[0], timed[profile.n]));
+    return fmin(fmax(device_event_seconds(timed[0], event), 0),
+                device_event_seconds(timed[0], timed[profile.n]));
 }
 
-bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed, Error *err) {
+bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed speed,
+                    Error *err) {
     Profile *p = &profile.result;
     const int64_t n = profile.n;
     DeviceEvent *const *plain = profile.boundaries, *const *timed = profile.boundaries + n;
@@ -164,9 +173,11 @@ bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed
         profile_print(log, p);
     }
     if (ok && directory) {
-        char *json = path_join(directory, "profile.json"), *trace = path_join(directory, "profile_trace.json");
+        char *json = path_join(directory, "profile.json"),
+             *trace = path_join(directory, "profile_trace.json");
         ok = profile_write_json(json, p, err) && profile_write_trace(trace, p, err);
-        if (ok) runlog_text(log, "written     %s, %s (chrome://tracing, ui.perfetto.dev)", json, trace);
+        if (ok)
+            runlog_text(log, "written     %s, %s (chrome://tracing, ui.perfetto.dev)", json, trace);
         free(json);
         free(trace);
     }

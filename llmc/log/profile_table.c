@@ -10,16 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------------------- labels
+// -------------------------------------------------------------------------------------------------
+// labels
 
 const char *op_label(const OpCost *cost, char *buf, int size) {
     int n = snprintf(buf, (size_t)size, "%s %s ", cost->op, parameter_label(cost->shape.tensor));
     for (int i = 0; i < cost->shape.rank && n < size; i++)
-        n += snprintf(buf + n, (size_t)(size - n), "%s%lld", i ? "x" : "", (long long)cost->shape.shape[i]);
+        n += snprintf(buf + n, (size_t)(size - n), "%s%lld", i ? "x" : "",
+                      (long long)cost->shape.shape[i]);
     return buf;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- rows
+// -------------------------------------------------------------------------------------------------
+// rows
 
 // The longer of the time to compute the FLOPs and the time to move the bytes.
 static double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed) {
@@ -81,7 +84,9 @@ static ProfileRow sum_rows(const ProfileRow *rows, int count) {
 }
 
 // Seconds of all profiled steps.
-static double total_seconds(const Profile *profile) { return profile->step_start[profile->num_steps]; }
+static double total_seconds(const Profile *profile) {
+    return profile->step_start[profile->num_steps];
+}
 
 double profile_exchange_seconds(const Profile *profile) {
     double sum = 0, end = 0;
@@ -114,12 +119,13 @@ static double median_step_seconds(const double *start, int64_t n) {
     return middle;
 }
 
-// --------------------------------------------------------------------------------------------------------------- table
+// -------------------------------------------------------------------------------------------------
+// table
 
 enum { LABEL_WIDTH = 52 };
 
-// A number of calls that may differ from step to step (accumulation does not; a short last micro-batch has its own
-// shape): the mean, whole where it is whole.
+// A number of calls that may differ from step to step (accumulation does not; a short last
+// micro-batch has its own shape): the mean, whole where it is whole.
 static void print_profile_row(RunLog *log, const ProfileRow *row, const Profile *profile) {
     char calls[32] = "", flops[32] = "", bytes[32], limits[96] = "";
     const double n = (double)profile->num_steps;
@@ -129,8 +135,8 @@ static void print_profile_row(RunLog *log, const ProfileRow *row, const Profile 
         snprintf(limits, sizeof limits, " %9s %9s %9.3f %7.1f%%", flops,
                  format_bytes(row->bytes / n, bytes, sizeof bytes), 1e3 * row->floor_seconds / n,
                  100.0 * row->floor_seconds / row->seconds);
-    runlog_text(log, "%-*s %6s %9.3f %5.1f%%%s", LABEL_WIDTH, row->label, calls, 1e3 * row->seconds / n,
-                100.0 * row->seconds / total_seconds(profile), limits);
+    runlog_text(log, "%-*s %6s %9.3f %5.1f%%%s", LABEL_WIDTH, row->label, calls,
+                1e3 * row->seconds / n, 100.0 * row->seconds / total_seconds(profile), limits);
 }
 
 void profile_print(RunLog *log, const Profile *profile) {
@@ -140,11 +146,12 @@ void profile_print(RunLog *log, const Profile *profile) {
     const double plain = median_step_seconds(profile->plain_start, profile->num_steps);
 
     runlog_text(log,
-                "profile     mean of %lld steps; floor: the longer of FLOP at %.4g TFLOP/s (%s) and bytes at %.4g GB/s",
-                (long long)profile->num_steps, profile->speed.matmul_flops / 1e12, dtype_name(profile->dtype),
-                profile->speed.copy_bandwidth / 1e9);
-    runlog_text(log, "%-*s %6s %9s %6s %9s %9s %9s %8s", LABEL_WIDTH, "op", "calls", "ms", "share", "FLOP", "bytes",
-                "floor ms", "of floor");
+                "profile     mean of %lld steps; floor: the longer of FLOP at %.4g TFLOP/s (%s) "
+                "and bytes at %.4g GB/s",
+                (long long)profile->num_steps, profile->speed.matmul_flops / 1e12,
+                dtype_name(profile->dtype), profile->speed.copy_bandwidth / 1e9);
+    runlog_text(log, "%-*s %6s %9s %6s %9s %9s %9s %8s", LABEL_WIDTH, "op", "calls", "ms", "share",
+                "FLOP", "bytes", "floor ms", "of floor");
     for (int r = 0; r < count; r++) print_profile_row(log, &rows[r], profile);
 
     ProfileRow ops = sum_rows(rows, count), between = {.label = "between ops"}, step = ops;
@@ -160,16 +167,21 @@ void profile_print(RunLog *log, const Profile *profile) {
 
     const double exchange = profile_exchange_seconds(profile), n = (double)profile->num_steps;
     if (exchange > 0)
-        runlog_text(log, "exchange    under way for %.3f ms of a step, %.3f ms of them not hidden by computation",
+        runlog_text(log,
+                    "exchange    under way for %.3f ms of a step, %.3f ms of them not hidden by "
+                    "computation",
                     1e3 * exchange / n, 1e3 * exposed.seconds / n);
     runlog_text(log,
-                "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before, untimed: %+.1f%%",
-                1e3 * timed, 1e3 * plain, (long long)profile->num_steps, 100.0 * (timed / plain - 1.0));
+                "profile     median step %.3f ms with every op timed, %.3f ms in the %lld before, "
+                "untimed: %+.1f%%",
+                1e3 * timed, 1e3 * plain, (long long)profile->num_steps,
+                100.0 * (timed / plain - 1.0));
 
     free(rows);
 }
 
-// --------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 static bool write_profile(cJSON *root, const char *path, const char *mark, Error *err) {
     char *text = cJSON_PrintUnformatted(root);
@@ -195,17 +207,20 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     const ProfileRow sum = sum_rows(rows, count);
 
     cJSON *root = cJSON_CreateObject();
-    JSON_ADD(root, JSON_NUMBER("steps", profile->num_steps), JSON_TEXT("dtype", dtype_name(profile->dtype)),
+    JSON_ADD(root, JSON_NUMBER("steps", profile->num_steps),
+             JSON_TEXT("dtype", dtype_name(profile->dtype)),
              JSON_NUMBER("matmul_flops", profile->speed.matmul_flops),
              JSON_NUMBER("copy_bandwidth", profile->speed.copy_bandwidth),
-             JSON_NUMBER("median_step_ms", 1e3 * median_step_seconds(profile->step_start, profile->num_steps)),
-             JSON_NUMBER("median_plain_step_ms", 1e3 * median_step_seconds(profile->plain_start, profile->num_steps)),
+             JSON_NUMBER("median_step_ms",
+                         1e3 * median_step_seconds(profile->step_start, profile->num_steps)),
+             JSON_NUMBER("median_plain_step_ms",
+                         1e3 * median_step_seconds(profile->plain_start, profile->num_steps)),
              JSON_NUMBER("step_ms", 1e3 * step / n), JSON_NUMBER("ops_ms", 1e3 * sum.seconds / n),
              JSON_NUMBER("between_ops_ms", 1e3 * (step - sum.seconds - exposed) / n),
              JSON_NUMBER("floor_ms", 1e3 * sum.floor_seconds / n),
              JSON_NUMBER("exchange_ms", 1e3 * profile_exchange_seconds(profile) / n),
-             JSON_NUMBER("exposed_exchange_ms", 1e3 * exposed / n), JSON_NUMBER("flops", sum.flops / n),
-             JSON_NUMBER("bytes", sum.bytes / n));
+             JSON_NUMBER("exposed_exchange_ms", 1e3 * exposed / n),
+             JSON_NUMBER("flops", sum.flops / n), JSON_NUMBER("bytes", sum.bytes / n));
     cJSON *ops = cJSON_AddArrayToObject(root, "ops");
 
     for (int r = 0; r < count; r++) {
@@ -213,9 +228,11 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
         cJSON *op = cJSON_CreateObject();
         JSON_ADD(op, JSON_TEXT("op", row->cost->op), JSON_TEXT("label", row->label));
         add_op_shape(op, row->cost);
-        JSON_ADD(op, JSON_NUMBER("calls", (double)row->calls / n), JSON_NUMBER("ms", 1e3 * row->seconds / n),
+        JSON_ADD(op, JSON_NUMBER("calls", (double)row->calls / n),
+                 JSON_NUMBER("ms", 1e3 * row->seconds / n),
                  JSON_NUMBER("share", row->seconds / step), JSON_NUMBER("flops", row->flops / n),
-                 JSON_NUMBER("bytes", row->bytes / n), JSON_NUMBER("floor_ms", 1e3 * row->floor_seconds / n));
+                 JSON_NUMBER("bytes", row->bytes / n),
+                 JSON_NUMBER("floor_ms", 1e3 * row->floor_seconds / n));
         cJSON_AddItemToArray(ops, op);
     }
 
@@ -223,19 +240,21 @@ bool profile_write_json(const char *path, const Profile *profile, Error *err) {
     return write_profile(root, path, ",\"matmul_flops\":", err);
 }
 
-// Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for ops. Requests may
-// overlap, so each is an asynchronous event ("b", "e").
+// Trace Event Format: complete events ("X"), times in microseconds. One track for steps, one for
+// ops. Requests may overlap, so each is an asynchronous event ("b", "e").
 enum { TRACK_STEPS = 1, TRACK_OPS = 2 };
 
 static cJSON *add_event(cJSON *events, const char *phase, int track, const char *name) {
     cJSON *event = cJSON_CreateObject();
-    JSON_ADD(event, JSON_TEXT("ph", phase), JSON_NUMBER("pid", 1), JSON_NUMBER("tid", track), JSON_TEXT("name", name));
+    JSON_ADD(event, JSON_TEXT("ph", phase), JSON_NUMBER("pid", 1), JSON_NUMBER("tid", track),
+             JSON_TEXT("name", name));
     cJSON_AddItemToArray(events, event);
     return event;
 }
 
 // Returns the event's arguments, which are empty.
-static cJSON *add_trace_span(cJSON *events, int track, const char *name, double start, double seconds) {
+static cJSON *add_trace_span(cJSON *events, int track, const char *name, double start,
+                             double seconds) {
     cJSON *event = add_event(events, "X", track, name);
     JSON_ADD(event, JSON_NUMBER("ts", 1e6 * start), JSON_NUMBER("dur", 1e6 * seconds));
     return cJSON_AddObjectToObject(event, "args");
@@ -254,10 +273,11 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
 
     for (int64_t i = 0; i < profile->num_ops; i++) {
         const TimedOp *op = &profile->ops[i];
-        cJSON *arguments =
-            add_trace_span(events, TRACK_OPS, op_label(&op->cost, label, sizeof label), op->start, op->seconds);
+        cJSON *arguments = add_trace_span(
+            events, TRACK_OPS, op_label(&op->cost, label, sizeof label), op->start, op->seconds);
         add_op_shape(arguments, &op->cost);
-        JSON_ADD(arguments, JSON_NUMBER("gflop", op->cost.flops / 1e9), JSON_NUMBER("mb", op->cost.bytes / 1e6),
+        JSON_ADD(arguments, JSON_NUMBER("gflop", op->cost.flops / 1e9),
+                 JSON_NUMBER("mb", op->cost.bytes / 1e6),
                  JSON_NUMBER("floor_us", 1e6 * profile_floor_seconds(&op->cost, profile->speed)));
     }
 
@@ -268,11 +288,13 @@ bool profile_write_trace(const char *path, const Profile *profile, Error *err) {
             double at;
         } ends[] = {{"b", s->start}, {"e", s->start + s->seconds}};
         if (s->request == PROFILE_WAIT)
-            JSON_ADD(add_trace_span(events, TRACK_OPS, "exchange, not hidden", s->start, s->seconds),
-                     JSON_TEXT("of", s->name));
+            JSON_ADD(
+                add_trace_span(events, TRACK_OPS, "exchange, not hidden", s->start, s->seconds),
+                JSON_TEXT("of", s->name));
         for (int e = 0; e < 2 && s->request != PROFILE_WAIT; e++)
-            JSON_ADD(add_event(events, ends[e].phase, TRACK_OPS, s->name), JSON_TEXT("cat", "exchange"),
-                     JSON_NUMBER("id", i), JSON_NUMBER("ts", 1e6 * ends[e].at));
+            JSON_ADD(add_event(events, ends[e].phase, TRACK_OPS, s->name),
+                     JSON_TEXT("cat", "exchange"), JSON_NUMBER("id", i),
+                     JSON_NUMBER("ts", 1e6 * ends[e].at));
     }
 
     for (int64_t i = 0; i < profile->num_steps; i++) {

@@ -1,5 +1,6 @@
-// The measurements of --profile op by op: a table for the reader, JSON (profile.json), and a trace (profile_trace.json,
-// for chrome://tracing or ui.perfetto.dev). Rows are sums over the profiled steps; the mean, one step, is shown.
+// The measurements of --profile op by op: a table for the reader, JSON (profile.json), and a trace
+// (profile_trace.json, for chrome://tracing or ui.perfetto.dev). Rows are sums over the profiled
+// steps; the mean, one step, is shown.
 #pragma once
 #include "llmc/log/runlog.h"
 #include "llmc/ops.h"
@@ -15,7 +16,8 @@ typedef struct {
     DeviceEvent *begin, *end; // profile.c's, from which they are read
 } TimedOp;
 
-// A request between processes, or a wait of the compute stream for one, with the name of its collective.
+// A request between processes, or a wait of the compute stream for one, with the name of its
+// collective.
 enum { PROFILE_WAIT = -1 };
 typedef struct {
     const char *name; // "sum of gradients"

@@ -91,13 +91,16 @@ void run_summary_print(const RunSummary *s, RunLog *log) {
     if (f.p50 > 0.0)
         snprintf(speed, sizeof speed, " | median %s tok/s%s | step p50 %s ms, p99 %s ms",
                  format_count(f.tokens_per_second, rate, sizeof rate), mfu,
-                 format_fixed(1e3 * f.p50, 5, 3, p50, sizeof p50), format_fixed(1e3 * f.p99, 5, 3, p99, sizeof p99));
+                 format_fixed(1e3 * f.p50, 5, 3, p50, sizeof p50),
+                 format_fixed(1e3 * f.p99, 5, 3, p99, sizeof p99));
 
-    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps, format_plural((int64_t)s->steps),
-                 format_count(s->tokens, tokens, sizeof tokens), format_duration(s->seconds, time, sizeof time), speed);
+    runlog_field(log, "summary", "%zu step%s, %s tokens, %s in steps%s", s->steps,
+                 format_plural((int64_t)s->steps), format_count(s->tokens, tokens, sizeof tokens),
+                 format_duration(s->seconds, time, sizeof time), speed);
 
     if (s->has_best)
-        snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss, (long long)s->best_step);
+        snprintf(best, sizeof best, "best validation loss %.4f at step %lld", s->best_loss,
+                 (long long)s->best_step);
     if (f.joules > 0.0)
         snprintf(used, sizeof used, "%s%.4g %s, %.3g J/1K tokens", *best ? " | " : "", energy, unit,
                  1e3 * f.joules / s->tokens);
@@ -128,7 +131,8 @@ char *run_summary_json(const RunSummary *s) {
                       {"best_val_step", (double)s->best_step, 17, s->has_best},
                       {"energy_joules", f.joules, 9, f.joules > 0.0}};
         for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-            if (fields[i].known) fprintf(out, ",\"%s\":%.*g", fields[i].key, fields[i].digits, fields[i].value);
+            if (fields[i].known)
+                fprintf(out, ",\"%s\":%.*g", fields[i].key, fields[i].digits, fields[i].value);
     }
 
     fclose(out);

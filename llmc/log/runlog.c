@@ -1,8 +1,8 @@
 // The output of a run: stdout, main.log and the events with numbers. See runlog.h for the formats.
-// Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush together with the bar
-// that is cleared above and drawn again below it, so that nothing flickers. An event is a line for the reader, a JSON
-// line of main.log and a record for TensorBoard; the latter two are filled by the same calls, so that they cannot
-// disagree.
+// Owns stdout and main.log while the run lasts. Every line for the reader leaves in one flush
+// together with the bar that is cleared above and drawn again below it, so that nothing flickers.
+// An event is a line for the reader, a JSON line of main.log and a record for TensorBoard; the
+// latter two are filled by the same calls, so that they cannot disagree.
 #include "llmc/log/runlog.h"
 
 #include "llmc/base/clock.h"
@@ -51,7 +51,8 @@ static void runlog_clear_bar(RunLog *log) {
     if (*log->bar) fputs(CLEAR_LINE, stdout);
 }
 
-// --------------------------------------------------------------------------------------------------- failing calls
+// -------------------------------------------------------------------------------------------------
+// failing calls
 
 // Reports a failed call, once until it is done again.
 static void complain(RunLog *log, LogCall call, const Error *err) {
@@ -73,22 +74,28 @@ static void open_curves(RunLog *log) {
     Error why;
     if (log->tensorboard || !log->curves || now_seconds() - log->curves_time < 1) return;
     log->curves_time = now_seconds();
-    if (directory_make(log->curves, &why)) log->tensorboard = tensorboard_open(log->curves, log->curves_kept, &why);
+    if (directory_make(log->curves, &why))
+        log->tensorboard = tensorboard_open(log->curves, log->curves_kept, &why);
     if (!log->tensorboard) complain(log, WRITES_CURVES, &why);
 }
 
-// ---------------------------------------------------------------------------------------------------------- opening
+// -------------------------------------------------------------------------------------------------
+// opening
 
 bool runlog_is_there(const RunLog *log, Error *err) {
     struct stat now;
     if (!log->directory) return true;
     const bool found = stat(log->directory, &now) == 0;
     const bool unknown = !found && errno != ENOENT && errno != ENOTDIR;
-    if (unknown || (found && now.st_ino == log->place.st_ino && now.st_dev == log->place.st_dev)) return true;
-    return error_set(err, "-o %s: the directory was removed or renamed while this run wrote into it", log->directory);
+    if (unknown || (found && now.st_ino == log->place.st_ino && now.st_dev == log->place.st_dev))
+        return true;
+    return error_set(err,
+                     "-o %s: the directory was removed or renamed while this run wrote into it",
+                     log->directory);
 }
 
-RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress, Error *err) {
+RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int progress,
+                    Error *err) {
     RunLog *log = calloc(1, sizeof *log);
     REQUIRE_MEMORY(log, "the log");
     log->file.fd = -1;
@@ -99,17 +106,20 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->directory = strdup(directory);
     REQUIRE_MEMORY(log->directory, "a path");
     char *path = path_join(directory, "main.log");
-    bool ok = directory_make(directory, err) && main_log_open(&log->file, path, append, first_step, err);
+    bool ok =
+        directory_make(directory, err) && main_log_open(&log->file, path, append, first_step, err);
     free(path);
     if (ok && stat(directory, &log->place) != 0)
-        ok = error_set(err, "%s: cannot be read: %s", directory, path_reason(directory, errno).text);
+        ok =
+            error_set(err, "%s: cannot be read: %s", directory, path_reason(directory, errno).text);
     if (!ok) {
         error_prefix(err, "-o");
         runlog_close(log);
         return NULL;
     }
-    // Events are for display only: without them the run continues. An evaluation has its own directory, because
-    // TensorBoard takes a step that is not beyond the last one for a restart and would drop the existing curves.
+    // Events are for display only: without them the run continues. An evaluation has its own
+    // directory, because TensorBoard takes a step that is not beyond the last one for a restart and
+    // would drop the existing curves.
     const bool only_evaluates = append && first_step == INT64_MAX;
     log->curves_kept = -1;
     if (append) log->curves_kept = first_step;
@@ -123,10 +133,11 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     return log;
 }
 
-// ------------------------------------------------------------------------------------------------------------ stdout
+// -------------------------------------------------------------------------------------------------
+// stdout
 
-// A line on stdout, above the bar, of which every character is visible. name: in its first 12 columns; NULL: no such
-// column.
+// A line on stdout, above the bar, of which every character is visible. name: in its first 12
+// columns; NULL: no such column.
 static void runlog_print(RunLog *log, const char *name, const char *text, size_t length) {
     runlog_clear_bar(log);
     if (name) printf("%-12s", name);
@@ -172,7 +183,8 @@ void runlog_close(RunLog *log) {
     free(log);
 }
 
-// ------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 // Ends the record that tensorboard_begin started.
 static void runlog_end_record(RunLog *log) {
@@ -192,7 +204,8 @@ void runlog_sync(RunLog *log) {
 
 void runlog_drop_evaluations(RunLog *log, int64_t step) {
     Error err;
-    if (log->file.fd >= 0 && !main_log_drop_evaluations(&log->file, step, &err)) complain(log, DROPS_EVALUATIONS, &err);
+    if (log->file.fd >= 0 && !main_log_drop_evaluations(&log->file, step, &err))
+        complain(log, DROPS_EVALUATIONS, &err);
 }
 
 // A line of main.log, and nothing else: {"event":EVENT,"time":...,INNER}.
@@ -203,7 +216,8 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     char *line = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&line, &bytes);
-    fprintf(f, "{\"event\":\"%s\",\"time\":%lld.%03ld", event, (long long)now.tv_sec, now.tv_nsec / 1000000);
+    fprintf(f, "{\"event\":\"%s\",\"time\":%lld.%03ld", event, (long long)now.tv_sec,
+            now.tv_nsec / 1000000);
     if (length > 0) fputc(',', f);
     for (size_t i = 0; i < length; i++)
         fputc(inner[i] == '\n' || inner[i] == '\r' ? ' ' : inner[i], f); // only ever layout
@@ -245,7 +259,8 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
             cJSON_ArrayForEach(item, object) {
                 char tag[128];
                 snprintf(tag, sizeof tag, "%s/%s", group, item->string);
-                if (cJSON_IsNumber(item) && item != step) tensorboard_scalar(log->tensorboard, tag, item->valuedouble);
+                if (cJSON_IsNumber(item) && item != step)
+                    tensorboard_scalar(log->tensorboard, tag, item->valuedouble);
             }
         } else if (object && (text = cJSON_Print(object)) != NULL) {
             tensorboard_text(log->tensorboard, event, text, (int64_t)strlen(text));
@@ -257,7 +272,8 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
     free(fields);
 }
 
-// -------------------------------------------------------------------------------------------------------------- events
+// -------------------------------------------------------------------------------------------------
+// events
 
 // An event on its way into both files.
 typedef struct {
@@ -290,12 +306,15 @@ static void entry_text(Entry *e, const char *key, const char *text, size_t bytes
     format_json_string(e->json, text, bytes);
 }
 
-static void entry_string(Entry *e, const char *key, const char *text) { entry_text(e, key, text, strlen(text)); }
+static void entry_string(Entry *e, const char *key, const char *text) {
+    entry_text(e, key, text, strlen(text));
+}
 
 // The significant digits of the types of numbers.
 enum { FLOAT_DIGITS = 9, DOUBLE_DIGITS = 17, MEASURED_DIGITS = 6 };
 
-// "key":x and the scalar GROUP/name, which is what a reader of the JSON gets. In JSON inf and nan are null.
+// "key":x and the scalar GROUP/name, which is what a reader of the JSON gets. In JSON inf and nan
+// are null.
 static void entry_named(Entry *e, const char *key, const char *name, double x, int digits) {
     char text[32] = "null", tag[1024]; // a name may be a path
     if (isfinite(x)) {
@@ -307,7 +326,9 @@ static void entry_named(Entry *e, const char *key, const char *name, double x, i
     tensorboard_scalar(e->log->tensorboard, tag, x);
 }
 
-static void entry_number(Entry *e, const char *key, double x, int digits) { entry_named(e, key, key, x, digits); }
+static void entry_number(Entry *e, const char *key, double x, int digits) {
+    entry_named(e, key, key, x, digits);
+}
 
 // 0 is how these say that they are not known: null, and nothing to draw.
 static void entry_if_known(Entry *e, const char *key, double x, int digits) {
@@ -317,12 +338,14 @@ static void entry_if_known(Entry *e, const char *key, double x, int digits) {
         fprintf(e->json, ",\"%s\":null", key);
 }
 
-// -------------------------------------------------------------------------------------------------------------- steps
+// -------------------------------------------------------------------------------------------------
+// steps
 
 // " | SKIPPED: why" and what became of the loss scale, or nothing.
 static void put_decision(FILE *f, const StepReport *r) {
     const StepControl *c = &r->control;
-    const bool scale_known = r->last_loss_scale > 0.0f, scale_fell = scale_known && c->loss_scale < r->last_loss_scale;
+    const bool scale_known = r->last_loss_scale > 0.0f,
+               scale_fell = scale_known && c->loss_scale < r->last_loss_scale;
     if (c->skip == SKIP_LOSS_OUTLIER)
         fprintf(f, " | SKIPPED: loss outlier z %.1f", (double)c->loss_z);
     else if (c->skip == SKIP_NORM_OUTLIER)
@@ -330,20 +353,23 @@ static void put_decision(FILE *f, const StepReport *r) {
     else if (c->skip == SKIP_NONFINITE && scale_fell && isfinite(c->loss))
         fprintf(f, " | skipped: overflow, normal in fp16");
     else if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0)
-        fprintf(f, " | SKIPPED: gradient of %s is not finite", r->bad_tensor ? r->bad_tensor : "a tensor");
+        fprintf(f, " | SKIPPED: gradient of %s is not finite",
+                r->bad_tensor ? r->bad_tensor : "a tensor");
     else if (c->skip == SKIP_NONFINITE && isfinite(c->loss))
         fprintf(f, " | SKIPPED: gradient norm is not finite");
     else if (c->skip == SKIP_NONFINITE)
         fprintf(f, " | SKIPPED: loss is not finite");
-    if (scale_known && c->loss_scale != r->last_loss_scale) fprintf(f, " | loss scale now %g", (double)c->loss_scale);
+    if (scale_known && c->loss_scale != r->last_loss_scale)
+        fprintf(f, " | loss scale now %g", (double)c->loss_scale);
 }
 
 // How often the bar's text is made anew. The eye does not follow more.
 static const double BAR_SECONDS = 0.1;
 
 void runlog_step(RunLog *log, const StepReport *r) {
-    static const char *const skips[] = {
-        [SKIP_NONFINITE] = "nonfinite", [SKIP_LOSS_OUTLIER] = "loss_outlier", [SKIP_NORM_OUTLIER] = "norm_outlier"};
+    static const char *const skips[] = {[SKIP_NONFINITE] = "nonfinite",
+                                        [SKIP_LOSS_OUTLIER] = "loss_outlier",
+                                        [SKIP_NORM_OUTLIER] = "norm_outlier"};
     const StepControl *c = &r->control;
     char loss[32], norm[32], ms[32], rate[32], eta[32], total[32];
     format_fixed((double)c->loss, 6, 4, loss, sizeof loss);
@@ -356,8 +382,8 @@ void runlog_step(RunLog *log, const StepReport *r) {
     char *line = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&line, &bytes);
-    fprintf(f, "step %*lld/%s | loss %s | norm %s | lr %.2e | %s ms | %6s tok/s", width, (long long)r->step, total,
-            loss, norm, r->lr, ms, rate);
+    fprintf(f, "step %*lld/%s | loss %s | norm %s | lr %.2e | %s ms | %6s tok/s", width,
+            (long long)r->step, total, loss, norm, r->lr, ms, rate);
     if (r->mfu > 0.0) fprintf(f, " | mfu %4.1f%% hfu %4.1f%%", 100.0 * r->mfu, 100.0 * r->hfu);
     fprintf(f, " | eta %s", eta);
     put_decision(f, r);
@@ -369,7 +395,8 @@ void runlog_step(RunLog *log, const StepReport *r) {
         snprintf(left, sizeof left, "step %lld/%s", (long long)r->step, total);
         snprintf(right, sizeof right, "loss %s | %s tok/s | eta %s", loss, rate, eta);
         const double fraction = r->total > 0 ? (double)r->step / (double)r->total : 0.0;
-        progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar, sizeof log->bar);
+        progress_render(fraction, left, right, terminal_width(), log->utf8, log->bar,
+                        sizeof log->bar);
         log->bar_time = now;
     }
     runlog_print(log, NULL, line, bytes);
@@ -391,11 +418,13 @@ void runlog_step(RunLog *log, const StepReport *r) {
     if (c->loss_scale != 1.0f) entry_number(&e, "loss_scale", (double)c->loss_scale, FLOAT_DIGITS);
     if (c->skipped > 0) entry_number(&e, "skipped", c->skipped, DOUBLE_DIGITS);
     if (c->skip != SKIP_NONE) entry_string(&e, "skip", skips[c->skip]);
-    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor) entry_string(&e, "bad_tensor", r->bad_tensor);
+    if (c->skip == SKIP_NONFINITE && c->bad_tensor >= 0 && r->bad_tensor)
+        entry_string(&e, "bad_tensor", r->bad_tensor);
     entry_end(&e);
 }
 
-// --------------------------------------------------------------------------------------------------------- evaluation
+// -------------------------------------------------------------------------------------------------
+// evaluation
 
 static const char *bits_text(const ValidationScore *s, char text[48]) {
     *text = '\0';
@@ -408,13 +437,14 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
     char bits[48], count[32], duration[32];
     const double perplexity = exp(s->loss);
     const int sources = mixture->count > 1 ? mixture->count : 0;
-    runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s", (long long)step,
-                s->loss, perplexity, bits_text(s, bits), format_count((double)s->tokens, count, sizeof count),
+    runlog_text(log, "validation at step %lld | loss %.4f | perplexity %.2f | %s%s tokens in %s",
+                (long long)step, s->loss, perplexity, bits_text(s, bits),
+                format_count((double)s->tokens, count, sizeof count),
                 format_duration(seconds, duration, sizeof duration));
     for (int i = 0; i < sources; i++)
-        runlog_text(log, "%s at step %lld | loss %.4f | perplexity %.2f | %sshare %.4g%%", mixture->names[i],
-                    (long long)step, each[i].loss, exp(each[i].loss), bits_text(&each[i], bits),
-                    100 * mixture_share(mixture, i));
+        runlog_text(log, "%s at step %lld | loss %.4f | perplexity %.2f | %sshare %.4g%%",
+                    mixture->names[i], (long long)step, each[i].loss, exp(each[i].loss),
+                    bits_text(&each[i], bits), 100 * mixture_share(mixture, i));
     Entry e;
     entry_begin(&e, log, "validation", "val", step);
     entry_number(&e, "loss", s->loss, DOUBLE_DIGITS);
@@ -427,11 +457,13 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
         char tag[1000];
         fprintf(e.json, "%s{\"name\":", i > 0 ? "," : "");
         format_json_string(e.json, name, strlen(name));
-        fprintf(e.json, ",\"share\":%.6g,\"tokens\":%lld", mixture_share(mixture, i), (long long)each[i].tokens);
+        fprintf(e.json, ",\"share\":%.6g,\"tokens\":%lld", mixture_share(mixture, i),
+                (long long)each[i].tokens);
         snprintf(tag, sizeof tag, "loss/%s", name);
         entry_named(&e, "loss", tag, each[i].loss, DOUBLE_DIGITS);
         snprintf(tag, sizeof tag, "bits_per_byte/%s", name);
-        if (each[i].bits_per_byte > 0.0) entry_named(&e, "bits_per_byte", tag, each[i].bits_per_byte, DOUBLE_DIGITS);
+        if (each[i].bits_per_byte > 0.0)
+            entry_named(&e, "bits_per_byte", tag, each[i].bits_per_byte, DOUBLE_DIGITS);
         fputc('}', e.json);
     }
     if (sources > 0) fputc(']', e.json);
@@ -439,12 +471,14 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
     entry_end(&e);
 }
 
-void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *s, double seconds) {
+void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceScore *s,
+                    double seconds) {
     const double all = s->examples > 0 ? (double)s->examples : 1.0; // of none, none is right
-    const double accuracy = (double)s->correct / all, normalised = (double)s->correct_normalised / all;
-    runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s", name,
-                (long long)step, 100.0 * normalised, 100.0 * accuracy, (long long)s->correct_normalised,
-                (long long)s->examples, seconds);
+    const double accuracy = (double)s->correct / all,
+                 normalised = (double)s->correct_normalised / all;
+    runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s",
+                name, (long long)step, 100.0 * normalised, 100.0 * accuracy,
+                (long long)s->correct_normalised, (long long)s->examples, seconds);
     char group[128];
     Entry e;
     snprintf(group, sizeof group, "choices/%s", name);
@@ -459,12 +493,13 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
     entry_end(&e);
 }
 
-// -------------------------------------------------------------------------------------------------- sensors and texts
+// -------------------------------------------------------------------------------------------------
+// sensors and texts
 
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
-    runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s", (long long)step,
-                s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts, s->temperature_c,
-                *s->throttle ? " | throttled by: " : "", s->throttle);
+    runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s",
+                (long long)step, s->sm_clock_mhz, s->memory_clock_mhz, s->power_watts,
+                s->temperature_c, *s->throttle ? " | throttled by: " : "", s->throttle);
     Entry e;
     entry_begin(&e, log, "gpu", "gpu", step);
     entry_if_known(&e, "sm_clock_mhz", s->sm_clock_mhz, MEASURED_DIGITS);
@@ -476,7 +511,8 @@ void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     entry_end(&e);
 }
 
-void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown, bool cut) {
+void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, bool shown,
+                   bool cut) {
     if (log->sample_step != step) log->sample_index = 0;
     log->sample_index++;
     log->sample_step = step;
@@ -504,7 +540,8 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     entry_end(&e);
 }
 
-// ----------------------------------------------------------------------------------------------------------- numerics
+// -------------------------------------------------------------------------------------------------
+// numerics
 
 static double share(const NumericsRow *row, double elements) {
     if (row->stats.count > 0.0) return elements / row->stats.count;
@@ -513,8 +550,10 @@ static double share(const NumericsRow *row, double elements) {
 static double underflow(const NumericsRow *row) { return share(row, row->stats.underflow); }
 static double overflow(const NumericsRow *row) { return share(row, row->stats.overflow); }
 
-// The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0 everywhere.
-static const NumericsRow *extreme(const NumericsRow *rows, int count, double (*of)(const NumericsRow *), bool largest) {
+// The row for which `of` is largest, or smallest, among those where it is above 0; NULL: it is 0
+// everywhere.
+static const NumericsRow *extreme(const NumericsRow *rows, int count,
+                                  double (*of)(const NumericsRow *), bool largest) {
     const NumericsRow *found = NULL;
     for (int i = 0; i < count; i++) {
         if (!(of(&rows[i]) > 0.0)) continue;
@@ -538,15 +577,17 @@ void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int cou
     for (size_t i = 0; i < sizeof shares / sizeof *shares; i++) {
         const NumericsRow *worst = extreme(rows, count, shares[i].of, true);
         if (worst)
-            fprintf(f, " | %s up to %.3g%% (%s)", shares[i].name, 100.0 * shares[i].of(worst), worst->name);
+            fprintf(f, " | %s up to %.3g%% (%s)", shares[i].name, 100.0 * shares[i].of(worst),
+                    worst->name);
         else
             fprintf(f, " | no %s", shares[i].name);
     }
     const NumericsRow *least = extreme(rows, count, model_numerics_ratio, false);
     const NumericsRow *most = extreme(rows, count, model_numerics_ratio, true);
     if (least && most)
-        fprintf(f, " | update/weight %.1e (%.*s) to %.1e (%.*s)", model_numerics_ratio(least), kind_length(least),
-                least->name, model_numerics_ratio(most), kind_length(most), most->name);
+        fprintf(f, " | update/weight %.1e (%.*s) to %.1e (%.*s)", model_numerics_ratio(least),
+                kind_length(least), least->name, model_numerics_ratio(most), kind_length(most),
+                most->name);
     fclose(f);
     runlog_text(log, "numerics at step %lld%s", (long long)step, text);
     free(text);

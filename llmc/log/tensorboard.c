@@ -1,7 +1,8 @@
 // See tensorboard.h.
-// From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary with its step and
-// time, a TFRecord an Event between its length and checksums. Messages are built as bytes, with the few field numbers
-// of event.proto and summary.proto that are used here; nothing is ever read back.
+// From the inside out: a Summary holds Values (tag and number, or tag and text), an Event a Summary
+// with its step and time, a TFRecord an Event between its length and checksums. Messages are built
+// as bytes, with the few field numbers of event.proto and summary.proto that are used here; nothing
+// is ever read back.
 #include "llmc/log/tensorboard.h"
 
 #include "llmc/base/append_file.h"
@@ -34,7 +35,8 @@ struct TensorBoard {
     uint32_t crc_table[256];
 };
 
-// -------------------------------------------------------------------------------------------------- protocol buffers
+// -------------------------------------------------------------------------------------------------
+// protocol buffers
 
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; // how the value of a field is written
 
@@ -75,10 +77,11 @@ static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
     put_bytes(b, x, n);
 }
 
-// ------------------------------------------------------------------------------------------------- records and events
+// -------------------------------------------------------------------------------------------------
+// records and events
 
-// Appends the bytes and their CRC, rotated and moved (TFRecord's "masked" CRC), because a checksum of data that hold
-// checksums would be weak.
+// Appends the bytes and their CRC, rotated and moved (TFRecord's "masked" CRC), because a checksum
+// of data that hold checksums would be weak.
 static void put_checked(TensorBoard *tb, const void *data, size_t n) {
     const uint8_t *bytes = data;
     uint32_t crc = ~0u;
@@ -96,8 +99,10 @@ static void frame_event(TensorBoard *tb) {
     put_checked(tb, tb->event.data, tb->event.size);
 }
 
-// message Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5;
-//                 SessionLog session_log = 7; }   message SessionLog { SessionStatus status = 1; /* START = 1 */ }
+// message Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary =
+// 5;
+//                 SessionLog session_log = 7; }   message SessionLog { SessionStatus status = 1; /*
+//                 START = 1 */ }
 static void begin_event(TensorBoard *tb, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -113,7 +118,8 @@ void tensorboard_begin(TensorBoard *tb, int64_t step) {
     tb->summary.size = 0;
 }
 
-// message Summary { repeated Value value = 1; }   message Value { string tag = 1; float simple_value = 2; ... }
+// message Summary { repeated Value value = 1; }   message Value { string tag = 1; float
+// simple_value = 2; ... }
 void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
     if (!tb) return;
     float rounded = (float)fmax(-(double)FLT_MAX, fmin((double)FLT_MAX, value));
@@ -126,11 +132,12 @@ void tensorboard_scalar(TensorBoard *tb, const char *tag, double value) {
 }
 
 // message Value { string tag = 1; TensorProto tensor = 8; SummaryMetadata metadata = 9; }
-// message TensorProto { DataType dtype = 1; /* DT_STRING = 7 */ repeated bytes string_val = 8; }, of rank 0
-// message SummaryMetadata { PluginData plugin_data = 1; DataClass data_class = 4; /* TENSOR = 2 */ }
-// message PluginData { string plugin_name = 1; }
+// message TensorProto { DataType dtype = 1; /* DT_STRING = 7 */ repeated bytes string_val = 8; },
+// of rank 0 message SummaryMetadata { PluginData plugin_data = 1; DataClass data_class = 4; /*
+// TENSOR = 2 */ } message PluginData { string plugin_name = 1; }
 void tensorboard_text(TensorBoard *tb, const char *tag, const char *text, int64_t bytes) {
-    static const uint8_t METADATA[] = {1 << 3 | BYTES, 6, 1 << 3 | BYTES, 4, 't', 'e', 'x', 't', 4 << 3 | VARINT, 2};
+    static const uint8_t METADATA[] = {1 << 3 | BYTES,  6, 1 << 3 | BYTES, 4, 't', 'e', 'x', 't',
+                                       4 << 3 | VARINT, 2};
     if (!tb) return;
     // The Text tab reads Markdown: lines indented by four blanks are shown unchanged.
     char *shown = NULL;
@@ -156,7 +163,8 @@ bool tensorboard_end(TensorBoard *tb, Error *err) {
     static const uint8_t START[] = {1 << 3 | VARINT, 1};
     if (!tb || tb->summary.size == 0) return true;
     tb->record.size = 0;
-    if (!tb->started) { // a file begins with the version, and the step from which on earlier files are void
+    if (!tb->started) { // a file begins with the version, and the step from which on earlier files
+                        // are void
         begin_event(tb, 0);
         put_string(&tb->event, 3, VERSION, sizeof VERSION - 1);
         frame_event(tb);
@@ -172,7 +180,8 @@ bool tensorboard_end(TensorBoard *tb, Error *err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- the file
+// -------------------------------------------------------------------------------------------------
+// the file
 
 static const char PREFIX[] = "events.out.tfevents.";
 // Names sort as numbers while they have ten digits; one with more is not ours.
@@ -194,7 +203,8 @@ TensorBoard *tensorboard_open(const char *directory, int64_t first_step, Error *
     if (gethostname(host, sizeof host) != 0 || !*host) snprintf(host, sizeof host, "localhost");
     host[sizeof host - 1] = '\0';
     for (char *p = host; *p; p++)
-        if (!isalnum((unsigned char)*p) && *p != '-') *p = '_'; // dots separate the parts of the file's name
+        if (!isalnum((unsigned char)*p) && *p != '-')
+            *p = '_'; // dots separate the parts of the file's name
 
     long seconds = (long)time(NULL); // or after the newest event file of the directory
     char **names;

@@ -1,5 +1,6 @@
-// Layout of the arena. Greedy by size with lifetimes, as in static tensor planners (Pisarchyk, Lee, "Efficient Memory
-// Management for Deep Neural Net Inference", 2020): within a few percent of the lower bound for a transformer.
+// Layout of the arena. Greedy by size with lifetimes, as in static tensor planners (Pisarchyk, Lee,
+// "Efficient Memory Management for Deep Neural Net Inference", 2020): within a few percent of the
+// lower bound for a transformer.
 #include "llmc/model/memory_plan.h"
 
 #include "llmc/base/arithmetic.h"
@@ -35,14 +36,17 @@ void memory_plan_destroy(MemoryPlan *plan) {
     free(plan);
 }
 
-int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use) {
-    REQUIRE(bytes >= 0 && (first_use == PLAN_ALWAYS || first_use <= last_use), "memory plan: %s", name);
+int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use,
+                    int last_use) {
+    REQUIRE(bytes >= 0 && (first_use == PLAN_ALWAYS || first_use <= last_use), "memory plan: %s",
+            name);
     if (plan->count == plan->capacity) {
         plan->capacity = (int)max_i64(2 * plan->capacity, 256);
         plan->entries = (Entry *)realloc(plan->entries, (size_t)plan->capacity * sizeof(Entry));
         REQUIRE_MEMORY(plan->entries, "a memory plan");
     }
-    plan->entries[plan->count] = (Entry){c, name, round_up(bytes, PLAN_ALIGNMENT), -1, first_use, last_use};
+    plan->entries[plan->count] =
+        (Entry){c, name, round_up(bytes, PLAN_ALIGNMENT), -1, first_use, last_use};
     return plan->count++;
 }
 
@@ -52,14 +56,16 @@ typedef struct {
     int first_use, last_use;
 } Placed;
 
-// Largest first; among equals the order of declaration, so that the layout is the same on every machine.
+// Largest first; among equals the order of declaration, so that the layout is the same on every
+// machine.
 static int by_size(const void *a, const void *b) {
     const Entry *x = *(Entry *const *)a, *y = *(Entry *const *)b;
     if (x->bytes == y->bytes) return (x > y) - (x < y);
     return (x->bytes < y->bytes) - (x->bytes > y->bytes);
 }
 
-// The lowest gap of e's size at or above base, between tensors placed before that live at the same time as e.
+// The lowest gap of e's size at or above base, between tensors placed before that live at the same
+// time as e.
 static int64_t lowest_gap(const Entry *e, const Placed *placed, int n, int64_t base) {
     int64_t offset = base;
     for (const Placed *p = placed; p < placed + n; p++) {
@@ -87,7 +93,8 @@ static void insert_placed(Placed *placed, int n, const Entry *e) {
 void memory_plan_solve(MemoryPlan *plan) {
     plan->total = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) plan->class_bytes[c] = 0;
-    Entry **passing = malloc(((size_t)plan->count + 1) * sizeof *passing); // tensors with limited lifetimes
+    // tensors with limited lifetimes
+    Entry **passing = malloc(((size_t)plan->count + 1) * sizeof *passing);
     REQUIRE_MEMORY(passing, "a memory plan");
 
     int n = 0;
@@ -118,9 +125,13 @@ void memory_plan_solve(MemoryPlan *plan) {
     free(passing);
 }
 
-int64_t memory_plan_offset(const MemoryPlan *plan, int handle) { return plan->entries[handle].offset; }
+int64_t memory_plan_offset(const MemoryPlan *plan, int handle) {
+    return plan->entries[handle].offset;
+}
 int64_t memory_plan_total(const MemoryPlan *plan) { return plan->total; }
-int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c) { return plan->class_bytes[c]; }
+int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c) {
+    return plan->class_bytes[c];
+}
 
 int memory_plan_count(const MemoryPlan *plan) { return plan->count; }
 

@@ -32,7 +32,8 @@ int64_t model_host_bytes(const ModelOptions *options) {
     return bytes;
 }
 
-// ---------------------------------------------------------------------------------------------------------- the object
+// -------------------------------------------------------------------------------------------------
+// the object
 
 // Parameter i in the memory of its unit.
 static Tensor in_unit(const Model *model, Tensor unit, int i) {
@@ -64,13 +65,15 @@ static UpdateTensor whole_tensor(const Model *model, int i) {
     return t;
 }
 
-// Where the next state tensor begins: in each slot of the arena; under offload in host memory, which has all slots.
+// Where the next state tensor begins: in each slot of the arena; under offload in host memory,
+// which has all slots.
 typedef struct {
     int64_t slot[NUM_STATE_SLOTS], host;
 } StatePlaces;
 
 // Gives the states of t, elements `own` of parameter p, their memory.
-static void place_states(const Model *model, UpdateTensor *t, const Parameter *p, Range own, StatePlaces *next) {
+static void place_states(const Model *model, UpdateTensor *t, const Parameter *p, Range own,
+                         StatePlaces *next) {
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         Tensor *s = state_slot_tensor(t, (StateSlot)slot);
         if (s->rank == 0) continue;
@@ -88,14 +91,17 @@ static void place_states(const Model *model, UpdateTensor *t, const Parameter *p
     }
 }
 
-// The gradient of elements `own` of parameter i, where the state is divided: the sum over all processes.
+// The gradient of elements `own` of parameter i, where the state is divided: the sum over all
+// processes.
 static Tensor own_gradient(const Model *model, int i, Range own) {
     const Partition *part = model->layout.partition;
     const Parameter *p = &model->parameters[i];
     const int unit = part->units[i];
-    const int64_t begin = partition_of_unit(part, unit, model->options.rank).begin, n = range_size(own);
+    const int64_t begin = partition_of_unit(part, unit, model->options.rank).begin,
+                  n = range_size(own);
 
-    Tensor g = tensor_slice_elements(model_own_gradients(model, unit), part->offsets[i] + own.begin - begin, n);
+    Tensor g = tensor_slice_elements(model_own_gradients(model, unit),
+                                     part->offsets[i] + own.begin - begin, n);
     if (n == parameter_numel(p)) g = parameter_tensor(p, g.data, g.dtype);
     g.name = p->name;
     return g;
@@ -266,28 +272,31 @@ void model_init_weights(Model *model, uint64_t seed) {
 
         for (int64_t row = 0, rows; row < p->rows; row += rows) {
             rows = min_i64(p->rows - row, most);
-            parameter_init_values(values, &model->options.config, p, i, seed, row * p->cols, rows * p->cols);
+            parameter_init_values(values, &model->options.config, p, i, seed, row * p->cols,
+                                  rows * p->cols);
             model_set_weight(model, i, row, rows, values);
         }
         free(values);
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- passes
+// -------------------------------------------------------------------------------------------------
+// passes
 
 void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
     const ModelOptions *o = &model->options;
     REQUIRE(B >= 1 && B <= o->B && T >= 1 && T <= o->T,
-            "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B, (long long)T,
-            (long long)o->B, (long long)o->T);
+            "a batch of %lld windows of %lld in a model planned for %lld of %lld", (long long)B,
+            (long long)T, (long long)o->B, (long long)o->T);
     const DType dtype = token_bytes == 2 ? DTYPE_U16 : DTYPE_I32;
     void *buffer = model->arena + memory_plan_offset(model->plan, model->layout.windows);
     Tensor on_device = tensor_make(buffer, dtype, "windows", B, T + 1, 0, 0);
 
     if (!model->is_dry) {
         model_use_workspace(model);
-        // At most one copy is pending, so the loader's buffers are free again after two calls. The copy itself waits
-        // only for the unpacking of the previous batch, and runs while that batch computes.
+        // At most one copy is pending, so the loader's buffers are free again after two calls. The
+        // copy itself waits only for the unpacking of the previous batch, and runs while that batch
+        // computes.
         if (model->copy_in_flight) device_event_wait(model->copied);
         device_stream_wait(STREAM_COPY, model->unpacked);
         copy_h2d(buffer, windows, tensor_bytes(on_device), STREAM_COPY);
@@ -302,10 +311,12 @@ void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, i
 
     model->B = B;
     model->T = T;
-    model->decoder.sequences = model->decoder.length = 0; // its cache shares memory with the next pass
+    // its cache shares memory with the next pass
+    model->decoder.sequences = model->decoder.length = 0;
 }
 
-// A part of a micro-step: a block of the forward pass, or a unit (partition.h) of the backward pass.
+// A part of a micro-step: a block of the forward pass, or a unit (partition.h) of the backward
+// pass.
 typedef void PassPart(Model *model, const MicroStep *s, int number);
 
 static void whole_micro_step(Model *model, const MicroStep *s, int unused) {
@@ -323,7 +334,8 @@ static void run_part(Model *model, Recording *r, const MicroStep *s, int number,
         return;
     }
 
-    if (r->B == s->B && r->tokens_in_step == s->tokens_in_step && device_graph_replay(r->graph)) return;
+    if (r->B == s->B && r->tokens_in_step == s->tokens_in_step && device_graph_replay(r->graph))
+        return;
     r->B = s->B;
     r->tokens_in_step = s->tokens_in_step;
     device_graph_begin(r->graph);
@@ -341,9 +353,12 @@ void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
     const UnitHooks *h = model->hooks;
     const int L = (int)model->options.config.L;
     REQUIRE(model->options.train, "a model made for inference cannot train");
-    REQUIRE(s.B > 0 && model->T == s.T, "no batch is loaded, or a short one, which is for model_forward only");
+    REQUIRE(s.B > 0 && model->T == s.T,
+            "no batch is loaded, or a short one, which is for model_forward only");
 
-    if (first) tensor_fill(model_sequence_losses(model), 0.0f); // a short micro-batch must not leave old losses
+    if (first)
+        tensor_fill(model_sequence_losses(model),
+                    0.0f); // a short micro-batch must not leave old losses
     for (int u = 0; h && model->options.fp8 && u <= L; u++) h->before_forward(h->context, u);
     model_fp8_prepare(model);
 
@@ -354,8 +369,9 @@ void model_forward_backward(Model *model, int64_t tokens_in_step, bool first) {
         return;
     }
 
-    // Between the parts the units of the model pass from process to process. A forward part ends where the next block's
-    // weights are needed, a backward part where the gradients of a unit are complete.
+    // Between the parts the units of the model pass from process to process. A forward part ends
+    // where the next block's weights are needed, a backward part where the gradients of a unit are
+    // complete.
     Recording *parts = model->parts + kind * num_parts_of(&model->options);
     h->before_forward(h->context, L);
     for (int l = 0; l < L; l++) {

@@ -9,8 +9,8 @@ const ActivationSpec model_block_activations[NUM_BLOCK_ACTS] = {BLOCK_ACTIVATION
 const ModelActivationSpec model_activations[NUM_MODEL_ACTS] = {MODEL_ACTIVATIONS(X)};
 #undef X
 
-Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence presence, const char *name, void *data,
-                        int64_t B, int64_t T) {
+Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence presence,
+                        const char *name, void *data, int64_t B, int64_t T) {
     static const Dimension widths[] = {
         [BTC] = DIM_C, [BTATT] = DIM_ATT, [BTQKV] = DIM_QKV, [BTFF] = DIM_FF, [BTFC] = DIM_FC};
     if (!model_has(&o->config, presence)) return tensor_none();
@@ -20,7 +20,8 @@ Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence p
     case BHT:
         return tensor_make(data, DTYPE_FP32, name, B, o->config.NH, T, 0);
     case BTH:
-        return tensor_make(data, DTYPE_FP32, name, B, T, o->config.NH + model_kv_heads(&o->config), 0);
+        return tensor_make(data, DTYPE_FP32, name, B, T, o->config.NH + model_kv_heads(&o->config),
+                           0);
     case BT_I32:
         return tensor_make(data, DTYPE_I32, name, B, T, 0, 0);
     case C_FP32:
@@ -32,13 +33,16 @@ Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence p
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- the clock
+// -------------------------------------------------------------------------------------------------
+// the clock
 
 int model_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
 int model_backward_tick(const ModelConfig *config, int block) {
     return model_head_tick(config) + HEAD_TICKS + ((int)config->L - 1 - block) * BACKWARD_TICKS;
 }
-int model_end_tick(const ModelConfig *config) { return model_backward_tick(config, 0) + BACKWARD_TICKS; }
+int model_end_tick(const ModelConfig *config) {
+    return model_backward_tick(config, 0) + BACKWARD_TICKS;
+}
 int model_tick_of_head(const ModelConfig *config, int tick) {
     if (tick == H_BEGIN) return 0;
     if (tick == H_END) return model_end_tick(config);
@@ -46,13 +50,16 @@ int model_tick_of_head(const ModelConfig *config, int tick) {
 }
 
 const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_NAME]) {
-    static const char *const forward[FORWARD_TICKS] = {"fcproj", "ln1", "qkv", "attention", "attproj", "ln2", "fc"};
+    static const char *const forward[FORWARD_TICKS] = {"fcproj",  "ln1", "qkv", "attention",
+                                                       "attproj", "ln2", "fc"};
     static const char *const head[HEAD_TICKS] = {"fcproj", "final layernorm", "logits and loss",
                                                  "final layernorm backward"};
-    static const char *const backward[BACKWARD_TICKS] = {"recompute", "fcproj",    "gelu", "fc", "ln2",
-                                                         "attproj",   "attention", "qkv",  "ln1"};
-    const int L = (int)config->L, first = model_backward_tick(config, L - 1), end = model_end_tick(config);
-    const int in_head = tick - model_head_tick(config), block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
+    static const char *const backward[BACKWARD_TICKS] = {
+        "recompute", "fcproj", "gelu", "fc", "ln2", "attproj", "attention", "qkv", "ln1"};
+    const int L = (int)config->L, first = model_backward_tick(config, L - 1),
+              end = model_end_tick(config);
+    const int in_head = tick - model_head_tick(config),
+              block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
     if (tick == 0)
         snprintf(name, TICK_NAME, "embedding");
     else if (in_head <= H_IN)
@@ -70,8 +77,8 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
     return name;
 }
 
-// `tick` itself or, if another op of the set needs the tensor, the tick of that op: the order of the
-// needs of block_backward in gpt2.c.
+// `tick` itself or, if another op of the set needs the tensor, the tick of that op: the order of
+// the needs of block_backward in gpt2.c.
 int model_recompute_tick(int set, int tick) {
     const int ln2 = set & RECOMPUTE_FC ? B_RECOMPUTE : B_FC;
     const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;

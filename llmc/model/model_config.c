@@ -12,7 +12,8 @@
 #include <string.h>
 #include <strings.h>
 
-// GPT-2's and GPT-3's published shapes with llm.c's names for them, and llm.c's own: d6, d60 and gpt3:c384.
+// GPT-2's and GPT-3's published shapes with llm.c's names for them, and llm.c's own: d6, d60 and
+// gpt3:c384.
 static const struct {
     const char *name;
     int64_t L, C, NH, max_T;
@@ -36,11 +37,12 @@ static const struct {
 enum { NUM_PRESETS = sizeof presets / sizeof presets[0] };
 
 // The biases that each value of "bias=" leaves out.
-static const int bias_choices[] = {BIAS_EVERY, 0, BIAS_PROJ | BIAS_MLP, BIAS_MLP, BIAS_QKV | BIAS_PROJ};
+static const int bias_choices[] = {BIAS_EVERY, 0, BIAS_PROJ | BIAS_MLP, BIAS_MLP,
+                                   BIAS_QKV | BIAS_PROJ};
 enum { NUM_BIAS_CHOICES = sizeof bias_choices / sizeof bias_choices[0] };
 
-// The blocks that can be named before a preset or a shape, each as the class of transformers has it. biases: the values
-// of "bias=" that the class has.
+// The blocks that can be named before a preset or a shape, each as the class of transformers has
+// it. biases: the values of "bias=" that the class has.
 static const struct {
     const char *name, *class, *biases;
     ModelConfig block;
@@ -76,13 +78,18 @@ static const struct {
     {"arcee",
      "ArceeForCausalLM",
      "0134",
-     {.rope_base = 10000, .norm = NORM_RMS, .activation = ACTIVATION_RELU2, .no_bias = BIAS_EVERY, .untied = true}},
+     {.rope_base = 10000,
+      .norm = NORM_RMS,
+      .activation = ACTIVATION_RELU2,
+      .no_bias = BIAS_EVERY,
+      .untied = true}},
 };
 enum { NUM_FAMILIES = sizeof families / sizeof families[0] };
 
-static const char forms[] = "expected d6 d12 d24 d36 d48 d60, gpt3:c768 (384 .. 12288), a shape such as "
-                            "L=6,C=384,NH=6,V=257,T=256, any of these after starcoder2:, llama:, qwen2:, qwen3: or "
-                            "arcee:, a directory with config.json, or an llm.c .bin file";
+static const char forms[] =
+    "expected d6 d12 d24 d36 d48 d60, gpt3:c768 (384 .. 12288), a shape such as "
+    "L=6,C=384,NH=6,V=257,T=256, any of these after starcoder2:, llama:, qwen2:, qwen3: or "
+    "arcee:, a directory with config.json, or an llm.c .bin file";
 
 int64_t model_kv_heads(const ModelConfig *config) { return positive_or(config->NKV, config->NH); }
 int64_t model_head_size(const ModelConfig *config) {
@@ -93,8 +100,8 @@ float model_eps(const ModelConfig *config) { return config->eps > 0.0f ? config-
 
 // Biases aside.
 static bool same_layers(const ModelConfig *a, const ModelConfig *b) {
-    return (a->rope_base > 0) == (b->rope_base > 0) && a->norm == b->norm && a->activation == b->activation &&
-           a->qk_norm == b->qk_norm;
+    return (a->rope_base > 0) == (b->rope_base > 0) && a->norm == b->norm &&
+           a->activation == b->activation && a->qk_norm == b->qk_norm;
 }
 
 // The value of "bias=" for these layers; NUM_BIAS_CHOICES if there is none.
@@ -107,7 +114,8 @@ static int bias_choice(int no_bias) {
 static int family_of(const ModelConfig *config) {
     const int choice = bias_choice(config->no_bias);
     for (int i = 0; i < NUM_FAMILIES; i++)
-        if (same_layers(config, &families[i].block) && strchr(families[i].biases, '0' + choice)) return i;
+        if (same_layers(config, &families[i].block) && strchr(families[i].biases, '0' + choice))
+            return i;
     return -1;
 }
 
@@ -126,7 +134,8 @@ const char *model_class(const ModelConfig *config) {
 bool model_class_refuses(const ModelConfig *config) {
     const char *family = model_family(config);
     if (!family) return false;
-    return (strcmp(family, "llama") == 0 || strcmp(family, "arcee") == 0) && config->C % config->NH != 0;
+    return (strcmp(family, "llama") == 0 || strcmp(family, "arcee") == 0) &&
+           config->C % config->NH != 0;
 }
 
 const char *model_family_block(const char *name, ModelConfig *config) {
@@ -139,14 +148,16 @@ const char *model_family_block(const char *name, ModelConfig *config) {
 }
 
 bool model_same_block(const ModelConfig *a, const ModelConfig *b) {
-    return same_layers(a, b) && a->no_bias == b->no_bias && a->rope_base == b->rope_base && a->untied == b->untied &&
-           a->embed_norm == b->embed_norm && model_kv_heads(a) == model_kv_heads(b) &&
-           model_head_size(a) == model_head_size(b) && model_eps(a) == model_eps(b);
+    return same_layers(a, b) && a->no_bias == b->no_bias && a->rope_base == b->rope_base &&
+           a->untied == b->untied && a->embed_norm == b->embed_norm &&
+           model_kv_heads(a) == model_kv_heads(b) && model_head_size(a) == model_head_size(b) &&
+           model_eps(a) == model_eps(b);
 }
 
 bool model_is_gpt2(const ModelConfig *config) {
     return family_of(config) == 0 && !config->untied && model_eps(config) == 1e-5f &&
-           model_kv_heads(config) == config->NH && model_head_size(config) * config->NH == config->C;
+           model_kv_heads(config) == config->NH &&
+           model_head_size(config) * config->NH == config->C;
 }
 
 void model_config_set_vocab(ModelConfig *config, int64_t V) {
@@ -192,7 +203,8 @@ typedef struct {
     int64_t bias, tied, qk_norm, embed_norm;
 } Switches;
 
-// A name that is no descriptor, with what people mean by it: the models of OpenAI that data/get.py fetches.
+// A name that is no descriptor, with what people mean by it: the models of OpenAI that data/get.py
+// fetches.
 static bool refuse_name(const char *name, Error *err) {
     static const struct {
         const char *name, *fetched, *preset;
@@ -209,20 +221,23 @@ static bool refuse_name(const char *name, Error *err) {
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcasecmp(name, known[i].name) == 0)
             return error_set(err,
-                             "'%s' is not a model here: -e %s begins one of its shape, and OpenAI's weights come with: "
+                             "'%s' is not a model here: -e %s begins one of its shape, and "
+                             "OpenAI's weights come with: "
                              "%s %s, then -e data/%s",
-                             name, known[i].preset, path_of_tool("data/get.py").text, known[i].fetched,
-                             known[i].fetched);
+                             name, known[i].preset, path_of_tool("data/get.py").text,
+                             known[i].fetched, known[i].fetched);
     for (int i = 0; i < NUM_FAMILIES; i++)
         if (strcasecmp(name, families[i].name) == 0)
             return error_set(err,
-                             "'%s' is a family: add a size, such as -e %s:d12, or a shape, %s:L=6,C=384,NH=6,T=256",
+                             "'%s' is a family: add a size, such as -e %s:d12, or a shape, "
+                             "%s:L=6,C=384,NH=6,T=256",
                              name, families[i].name, families[i].name);
     return error_set(err, "'%.200s' is not a model: %s", name, forms);
 }
 
 // Stores "KEY=NUMBER" in the field it names, which must not have been given before (a bit each).
-static bool apply_field(ModelConfig *config, Switches *switches, const char *part, unsigned *given, Error *err) {
+static bool apply_field(ModelConfig *config, Switches *switches, const char *part, unsigned *given,
+                        Error *err) {
     const char *equals = strchr(part, '=');
     if (!equals) return refuse_name(part, err);
     size_t key_length = (size_t)(equals - part);
@@ -242,27 +257,31 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
                   {"qk_norm", &switches->qk_norm, 0, 1},
                   {"embed_norm", &switches->embed_norm, 0, 1}};
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if (strlen(fields[i].key) != key_length || strncmp(fields[i].key, part, key_length) != 0) continue;
+        if (strlen(fields[i].key) != key_length || strncmp(fields[i].key, part, key_length) != 0)
+            continue;
         char *end;
         errno = 0;
         long long value = strtoll(equals + 1, &end, 10);
         const bool is_whole = isdigit((unsigned char)equals[1]) && !*end && !errno;
         if (!is_whole || value < fields[i].low || value > fields[i].high) {
             if (fields[i].high == INT64_MAX)
-                return error_set(err, "'%s': expected a whole number of at least %lld after %s=", part,
+                return error_set(err,
+                                 "'%s': expected a whole number of at least %lld after %s=", part,
                                  (long long)fields[i].low, fields[i].key);
             const char *to = "to";
             if (fields[i].high == 1) to = "or";
-            return error_set(err, "'%s': expected 0 %s %lld after %s=", part, to, (long long)fields[i].high,
-                             fields[i].key);
+            return error_set(err, "'%s': expected 0 %s %lld after %s=", part, to,
+                             (long long)fields[i].high, fields[i].key);
         }
-        if (*given >> i & 1) return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
+        if (*given >> i & 1)
+            return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
         *given |= 1U << i;
         *fields[i].field = value;
         return true;
     }
     return error_set(err,
-                     "'%s': the parts of a shape are L, C, NH, V and T, and NKV, HS, base, bias, tied, qk_norm and "
+                     "'%s': the parts of a shape are L, C, NH, V and T, and NKV, HS, base, bias, "
+                     "tied, qk_norm and "
                      "embed_norm",
                      part);
 }
@@ -273,7 +292,8 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     const ModelConfig *block = take_family(&shape);
     *config = (ModelConfig){0};
     if (block) *config = *block;
-    Switches switches = {.bias = bias_choice(config->no_bias), .tied = !config->untied, .qk_norm = config->qk_norm};
+    Switches switches = {
+        .bias = bias_choice(config->no_bias), .tied = !config->untied, .qk_norm = config->qk_norm};
     apply_preset(config, "d12");
     config->NH = 0; // unless set by a preset or the shape: C / 64
     char *copy = strdup(shape);
@@ -282,7 +302,8 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
     unsigned given = 0;
     char *rest = copy;
     for (char *part; ok && (part = strsep(&rest, ",")) != NULL; first = false)
-        ok = (first && apply_preset(config, part)) || apply_field(config, &switches, part, &given, err);
+        ok = (first && apply_preset(config, part)) ||
+             apply_field(config, &switches, part, &given, err);
     free(copy);
     if (!ok) return false;
     config->no_bias = bias_choices[switches.bias];
@@ -318,32 +339,40 @@ static bool check_heads(const ModelConfig *config, Error *err) {
         return error_set(err, "the channels (C = %lld) must be a multiple of the heads (NH = %lld)",
                          (long long)config->C, NH);
     if (NH * HS > MAX_C)
-        return error_set(err, "the heads together (NH = %lld of HS = %lld): found %lld channels, allowed 1 .. %d", NH,
-                         HS, NH * HS, MAX_C);
+        return error_set(
+            err,
+            "the heads together (NH = %lld of HS = %lld): found %lld channels, allowed 1 .. %d", NH,
+            HS, NH * HS, MAX_C);
     if (config->NKV > config->NH)
-        return error_set(err, "the heads of keys and values (NKV = %lld) are more than the heads (NH = %lld)",
-                         (long long)config->NKV, NH);
+        return error_set(
+            err, "the heads of keys and values (NKV = %lld) are more than the heads (NH = %lld)",
+            (long long)config->NKV, NH);
     if (config->NKV > 0 && config->NH % config->NKV != 0) {
         while (config->NH % above != 0) above++;
         while (config->NH % below != 0) below--;
         return error_set(err,
-                         "the heads of keys and values (NKV = %lld) must divide the heads (NH = %lld); nearest: %lld "
+                         "the heads of keys and values (NKV = %lld) must divide the heads (NH = "
+                         "%lld); nearest: %lld "
                          "or %lld",
                          (long long)config->NKV, NH, (long long)below, (long long)above);
     }
     if (bias_choice(config->no_bias) == NUM_BIAS_CHOICES)
-        return error_set(err, "biases of these linear layers alone are not supported: all, none, those of q, k and v, "
+        return error_set(err, "biases of these linear layers alone are not supported: all, none, "
+                              "those of q, k and v, "
                               "of attention, or of the MLP");
     if (config->rope_base == 0 && config->qk_norm)
-        return error_set(err, "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
-    if (config->rope_base == 0 && config->embed_norm)
-        return error_set(err, "embed_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
-    if (config->untied && config->embed_norm)
         return error_set(err,
-                         "embed_norm=1 needs the embedding as the head, and tied=0 is a head of its own; use tied=1");
+                         "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
+    if (config->rope_base == 0 && config->embed_norm)
+        return error_set(
+            err, "embed_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
+    if (config->untied && config->embed_norm)
+        return error_set(err, "embed_norm=1 needs the embedding as the head, and tied=0 is a head "
+                              "of its own; use tied=1");
     if (config->rope_base > 0 && HS % 2 != 0)
-        return error_set(err, "RoPE rotates pairs of channels, and a head has %lld; use HS=%lld or HS=%lld", HS,
-                         (long long)positive_or(HS - 1, 2), HS + 1);
+        return error_set(
+            err, "RoPE rotates pairs of channels, and a head has %lld; use HS=%lld or HS=%lld", HS,
+            (long long)positive_or(HS - 1, 2), HS + 1);
     return true;
 }
 
@@ -352,28 +381,35 @@ bool model_config_check(const ModelConfig *config, Error *err) {
         const char *name;
         int64_t value, low, high;
     } ranges[] = {
-        {"the number of blocks (L)", config->L, 1, 1024},  {"the channels (C)", config->C, 1, MAX_C},
-        {"the heads (NH)", config->NH, 1, 1024},           {"the context (T)", config->max_T, 1, 1 << 20},
-        {"the vocabulary (V)", config->V, 0, 1 << 24},     {"the head size (HS)", config->HS, 0, MAX_C},
+        {"the number of blocks (L)", config->L, 1, 1024},
+        {"the channels (C)", config->C, 1, MAX_C},
+        {"the heads (NH)", config->NH, 1, 1024},
+        {"the context (T)", config->max_T, 1, 1 << 20},
+        {"the vocabulary (V)", config->V, 0, 1 << 24},
+        {"the head size (HS)", config->HS, 0, MAX_C},
         {"RoPE's base", config->rope_base, 0, 1000000000},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
-            return error_set(err, "%s: found %lld, allowed %lld .. %lld", ranges[i].name, (long long)ranges[i].value,
-                             (long long)ranges[i].low, (long long)ranges[i].high);
+            return error_set(err, "%s: found %lld, allowed %lld .. %lld", ranges[i].name,
+                             (long long)ranges[i].value, (long long)ranges[i].low,
+                             (long long)ranges[i].high);
     if (!check_heads(config, err)) return false;
-    // Rows of 16 bytes in every dtype but fp8; and no weight is larger than those of the widest model with 4 C.
+    // Rows of 16 bytes in every dtype but fp8; and no weight is larger than those of the widest
+    // model with 4 C.
     if (config->d_ff != 0 && (config->d_ff < D_FF_MULTIPLE || config->d_ff > 4 * MAX_C))
         return error_set(err, "the hidden units of the MLP (d_ff): found %lld, allowed %d .. %d",
                          (long long)config->d_ff, D_FF_MULTIPLE, 4 * MAX_C);
     if (config->d_ff % D_FF_MULTIPLE != 0) {
         const int64_t below = config->d_ff / D_FF_MULTIPLE * D_FF_MULTIPLE;
         return error_set(err,
-                         "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or %s%lld; nearest: "
+                         "the hidden units of the MLP (d_ff = %lld) must be a multiple of %d, or "
+                         "%s%lld; nearest: "
                          "%lld or %lld",
                          (long long)config->d_ff, D_FF_MULTIPLE,
-                         config->activation != ACTIVATION_SWIGLU ? "4 C = " : "", (long long)model_default_d_ff(config),
-                         (long long)below, (long long)(below + D_FF_MULTIPLE));
+                         config->activation != ACTIVATION_SWIGLU ? "4 C = " : "",
+                         (long long)model_default_d_ff(config), (long long)below,
+                         (long long)(below + D_FF_MULTIPLE));
     }
     return true;
 }
@@ -385,17 +421,20 @@ const char *model_config_text(const ModelConfig *c, int64_t T, char *buf, size_t
     if (c->NKV) snprintf(NKV, sizeof NKV, ", %lld of keys and values", (long long)c->NKV);
     if (c->HS) snprintf(HS, sizeof HS, " of %lld channels", (long long)c->HS);
     if (c->d_ff) snprintf(d_ff, sizeof d_ff, ", d_ff %lld", (long long)c->d_ff);
-    snprintf(buf, size, "%lld blocks%s, %lld channels, %lld heads%s%s%s%s%s, context %lld, vocabulary %lld",
+    snprintf(buf, size,
+             "%lld blocks%s, %lld channels, %lld heads%s%s%s%s%s, context %lld, vocabulary %lld",
              (long long)c->L, block, (long long)c->C, (long long)c->NH, HS, NKV, d_ff,
-             c->untied ? ", a head of its own" : "", c->embed_norm ? ", a norm after the embedding" : "", (long long)T,
-             (long long)c->V);
+             c->untied ? ", a head of its own" : "",
+             c->embed_norm ? ", a norm after the embedding" : "", (long long)T, (long long)c->V);
     return buf;
 }
 
 const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIPTOR]) {
     int family = family_of(c);
-    for (int i = 0; family < 0 && i < NUM_FAMILIES; i++) // the parts below make any block of its norm and activation
-        if (families[i].block.norm == c->norm && families[i].block.activation == c->activation) family = i;
+    for (int i = 0; family < 0 && i < NUM_FAMILIES;
+         i++) // the parts below make any block of its norm and activation
+        if (families[i].block.norm == c->norm && families[i].block.activation == c->activation)
+            family = i;
     REQUIRE(family >= 0, "a norm and an activation that no family has");
     const ModelConfig *block = &families[family].block;
     const struct {
@@ -408,17 +447,20 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
                  {"tied", !c->untied, !block->untied},
                  {"qk_norm", c->qk_norm, block->qk_norm},
                  {"embed_norm", c->embed_norm, 0}};
-    int n = snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
-                     family > 0 ? families[family].name : "", family > 0 ? ":" : "", (long long)c->L, (long long)c->C,
-                     (long long)c->NH, (long long)c->V, (long long)c->max_T);
+    int n =
+        snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
+                 family > 0 ? families[family].name : "", family > 0 ? ":" : "", (long long)c->L,
+                 (long long)c->C, (long long)c->NH, (long long)c->V, (long long)c->max_T);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         if (parts[i].value != parts[i].of_family)
-            n += snprintf(buf + n, MODEL_DESCRIPTOR - (size_t)n, ",%s=%lld", parts[i].key, (long long)parts[i].value);
+            n += snprintf(buf + n, MODEL_DESCRIPTOR - (size_t)n, ",%s=%lld", parts[i].key,
+                          (long long)parts[i].value);
     return buf;
 }
 
 int64_t model_size(const ModelConfig *config, Dimension dimension) {
-    const int64_t HS = model_head_size(config), d_ff = positive_or(config->d_ff, model_default_d_ff(config));
+    const int64_t HS = model_head_size(config),
+                  d_ff = positive_or(config->d_ff, model_default_d_ff(config));
     const int64_t gates = config->activation == ACTIVATION_SWIGLU;
     const int64_t sizes[] = {[DIM_1] = 1,
                              [DIM_C] = config->C,

@@ -1,6 +1,6 @@
-// --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the tensors are
-// computed. Nothing here changes a tensor of the model, and nothing runs or takes memory unless it was
-// requested. Counting is not part of the recorded graphs.
+// --numerics-every: a TensorStats on the device for each class, counted by tensor_statistics as the
+// tensors are computed. Nothing here changes a tensor of the model, and nothing runs or takes
+// memory unless it was requested. Counting is not part of the recorded graphs.
 #include "llmc/model/model_numerics.h"
 
 #include "llmc/base/arithmetic.h"
@@ -9,32 +9,39 @@
 #include <math.h>
 #include <stdio.h>
 
-// ------------------------------------------------------------------------------------------------------------- classes
+// -------------------------------------------------------------------------------------------------
+// classes
 
 // The classes in the order of their rows: roles of the linear layers, then the kinds of parameters.
 typedef enum { PART_WEIGHT, PART_GRADIENT, PART_UPDATE, NUM_PARTS } Part;
-enum { FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES, NUM_CLASSES = FIRST_PARAMETER + NUM_PARAMETER_SPECS * NUM_PARTS };
+enum {
+    FIRST_PARAMETER = NUM_LINEARS * NUM_ROLES,
+    NUM_CLASSES = FIRST_PARAMETER + NUM_PARAMETER_SPECS * NUM_PARTS
+};
 _Static_assert((int)NUM_CLASSES == (int)NUMERICS_MAX_ROWS, "a row for each class");
 
-// ------------------------------------------------------------------------------------------------------------ counting
+// -------------------------------------------------------------------------------------------------
+// counting
 
 static Tensor all_stats(const Model *model, DType dtype) {
     const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);
-    return tensor_make(model_at(model, model->layout.stats), dtype, "numerics", bytes / (int64_t)dtype_size(dtype), 0,
-                       0, 0);
+    return tensor_make(model_at(model, model->layout.stats), dtype, "numerics",
+                       bytes / (int64_t)dtype_size(dtype), 0, 0, 0);
 }
 
 static void count_tensor(const Model *model, int class, Tensor t) {
     TensorStats *stats = (TensorStats *)model_at(model, model->layout.stats) + class;
     Tensor one = tensor_make(stats, DTYPE_U8, "numerics", (int64_t)sizeof *stats, 0, 0, 0);
-    // The format is always the compute dtype: for fp32 gradients and updates the counts tell what it would lose.
+    // The format is always the compute dtype: for fp32 gradients and updates the counts tell what
+    // it would lose.
     tensor_statistics(one, t, model->options.dtype);
 }
 
-// Counts a parameter's weight, gradient or update from element `first` on, without the rows that pad the vocabulary,
-// which are always 0.
+// Counts a parameter's weight, gradient or update from element `first` on, without the rows that
+// pad the vocabulary, which are always 0.
 static void count_parameter(const Model *model, int index, Part part, Tensor t, int64_t first) {
-    const int64_t used = parameter_numel(&model->parameters[index]) - model->tensors[index].padding - first;
+    const int64_t used =
+        parameter_numel(&model->parameters[index]) - model->tensors[index].padding - first;
     const int spec = (int)(model->parameters[index].spec - parameter_specs);
     if (used > 0)
         count_tensor(model, FIRST_PARAMETER + spec * NUM_PARTS + (int)part,
@@ -42,7 +49,8 @@ static void count_parameter(const Model *model, int index, Part part, Tensor t, 
 }
 
 void model_observe(Model *model, bool on) {
-    REQUIRE(!on || model->layout.stats >= 0, "model_observe of a model without ModelOptions.numerics");
+    REQUIRE(!on || model->layout.stats >= 0,
+            "model_observe of a model without ModelOptions.numerics");
     model->observing = on;
     model_use_workspace(model);
     if (on) tensor_fill(all_stats(model, DTYPE_FP32), 0.0f); // all bits 0, as doubles too
@@ -53,14 +61,18 @@ void model_observe_tensor(const Model *model, LinearLayer layer, Role role, Tens
 }
 
 void model_numerics_gradients(Model *model) {
-    for (int i = 0; i < model->num_tensors; i++) count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight, 0);
+    for (int i = 0; i < model->num_tensors; i++)
+        count_parameter(model, i, PART_WEIGHT, model->tensors[i].weight, 0);
     for (int i = 0; i < model->num_own; i++)
-        count_parameter(model, model->own[i].stream, PART_GRADIENT, model->own[i].grad, model->own[i].offset);
+        count_parameter(model, model->own[i].stream, PART_GRADIENT, model->own[i].grad,
+                        model->own[i].offset);
 }
 
-// ------------------------------------------------------------------------------------------------------------- updates
+// -------------------------------------------------------------------------------------------------
+// updates
 
-// The tensor on which an update is measured, of this process: the master if it is on the device, else the weight.
+// The tensor on which an update is measured, of this process: the master if it is on the device,
+// else the weight.
 static Tensor watched_tensor(const Model *model, int index, int64_t *first) {
     const UpdateTensor *t = model->own;
     while (t->stream != index) t++;
@@ -72,7 +84,8 @@ static Tensor watched_tensor(const Model *model, int index, int64_t *first) {
 // A copy of t in the optimizer's scratch memory, which an update does not use while it runs.
 static Tensor copy_of(const Model *model, Tensor t) {
     const Tensor scratch = model_optimizer_scratch(model);
-    REQUIRE(scratch.data && tensor_bytes(scratch) >= tensor_bytes(t), "no room for a copy of %s", t.name);
+    REQUIRE(scratch.data && tensor_bytes(scratch) >= tensor_bytes(t), "no room for a copy of %s",
+            t.name);
     t.data = scratch.data;
     return t;
 }
@@ -90,7 +103,8 @@ void model_numerics_update_end(Model *model, int index) {
     count_parameter(model, index, PART_UPDATE, copy, first);
 }
 
-// ------------------------------------------------------------------------------------------------------------- results
+// -------------------------------------------------------------------------------------------------
+// results
 
 double model_numerics_ratio(const NumericsRow *row) {
     if (row->weight_sumsq > 0.0) return sqrt(row->stats.sumsq / row->weight_sumsq);
@@ -111,16 +125,19 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     for (int class = 0; class < NUM_CLASSES; class ++) {
         const int part = class >= FIRST_PARAMETER ? (class - FIRST_PARAMETER) % NUM_PARTS : -1;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
-        if (stats[class].count <= 0.0 && !(divided && of_process)) continue; // another process may have counts
-        if (part >= 0 && parameter_index(&model->options.config, (class - FIRST_PARAMETER) / NUM_PARTS, 0) < 0)
+        if (stats[class].count <= 0.0 && !(divided && of_process))
+            continue; // another process may have counts
+        if (part >= 0 &&
+            parameter_index(&model->options.config, (class - FIRST_PARAMETER) / NUM_PARTS, 0) < 0)
             continue;
 
         NumericsRow *row = &rows[n++];
         if (part < 0)
-            snprintf(row->name, sizeof row->name, "%s.%s", layers[class / NUM_ROLES], roles[class % NUM_ROLES]);
+            snprintf(row->name, sizeof row->name, "%s.%s", layers[class / NUM_ROLES],
+                     roles[class % NUM_ROLES]);
         else
-            snprintf(row->name, sizeof row->name, "%s.%s", parameter_specs[(class - FIRST_PARAMETER) / NUM_PARTS].name,
-                     parts[part]);
+            snprintf(row->name, sizeof row->name, "%s.%s",
+                     parameter_specs[(class - FIRST_PARAMETER) / NUM_PARTS].name, parts[part]);
 
         row->stats = stats[class];
         row->of_process = of_process;

@@ -7,7 +7,8 @@ void *model_at(const Model *model, int handle) {
 }
 
 void model_use_workspace(const Model *model) {
-    ops_set_workspace(model_at(model, model->layout.workspace), ops_workspace_bytes(model_ops_shape(&model->options)));
+    ops_set_workspace(model_at(model, model->layout.workspace),
+                      ops_workspace_bytes(model_ops_shape(&model->options)));
 }
 
 Weights model_weights(const Model *model, int block) {
@@ -20,7 +21,8 @@ Weights model_weights(const Model *model, int block) {
     return w;
 }
 
-// The gradient tensor itself, or fp32 memory that belongs to the micro-step and is shared by all blocks.
+// The gradient tensor itself, or fp32 memory that belongs to the micro-step and is shared by all
+// blocks.
 static Tensor micro_step_gradient(const Model *model, int spec, int block) {
     const int index = parameter_index(&model->options.config, spec, block);
     const int handle = model->layout.micro_gradients[spec];
@@ -40,7 +42,9 @@ Gradients model_gradients(const Model *model, int block, const MicroStep *s) {
 Tensor model_rope_table(const Model *model) {
     const ModelOptions *o = &model->options;
     void *data = model_at(model, model->layout.rope_table);
-    if (data) return tensor_make(data, DTYPE_FP32, "rope_table", o->T, 2, model_head_size(&o->config) / 2, 0);
+    if (data)
+        return tensor_make(data, DTYPE_FP32, "rope_table", o->T, 2, model_head_size(&o->config) / 2,
+                           0);
     return tensor_none();
 }
 

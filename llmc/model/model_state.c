@@ -8,11 +8,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------ bytes to and from the host
+// ------------------------------------------------------------------------------------------ bytes
+// to and from the host
 
 static bool is_host_state(const Model *model, Tensor t) {
     const char *data = t.data;
-    return model->host_state && data >= model->host_state && data < model->host_state + model->layout.host_bytes;
+    return model->host_state && data >= model->host_state &&
+           data < model->host_state + model->layout.host_bytes;
 }
 
 void model_read_bytes(const Model *model, Tensor t, int64_t first, int64_t n, void *out) {
@@ -51,7 +53,8 @@ void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const v
     }
 }
 
-// ----------------------------------------------------------------------------------------------- the optimizer's state
+// -----------------------------------------------------------------------------------------------
+// the optimizer's state
 
 Range model_state_range(const Model *model, int index, StateSlot slot, int process) {
     const Parameter *p = &model->parameters[index];
@@ -63,7 +66,8 @@ Range model_state_range(const Model *model, int index, StateSlot slot, int proce
     const int64_t size = (int64_t)dtype_size(t.dtype);
     if (range_size(own) == parameter_numel(p)) return (Range){0, (int64_t)tensor_bytes(t)};
     const bool is_scale = slot == SLOT_M_SCALE || slot == SLOT_V_SCALE;
-    if (is_scale) return (Range){own.begin / STATE_BLOCK * size, ceil_div(own.end, STATE_BLOCK) * size};
+    if (is_scale)
+        return (Range){own.begin / STATE_BLOCK * size, ceil_div(own.end, STATE_BLOCK) * size};
     return (Range){own.begin * size, own.end * size};
 }
 
@@ -78,7 +82,8 @@ void model_set_reader(Model *model, StateReader *reader, void *context) {
     model->reader_context = context;
 }
 
-bool model_read_state(const Model *model, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
+bool model_read_state(const Model *model, int index, StateSlot slot, int64_t first, int64_t n,
+                      void *out) {
     const Range own = model_state_range(model, index, slot, model->options.rank);
     if (first >= own.begin && first + n <= own.end) {
         model_read_bytes(model, own_state(model, index, slot), first - own.begin, n, out);
@@ -90,7 +95,8 @@ bool model_read_state(const Model *model, int index, StateSlot slot, int64_t fir
     return model->reader(model->reader_context, index, slot, first, n, out);
 }
 
-void model_write_state(Model *model, int index, StateSlot slot, int64_t first, int64_t n, const void *in) {
+void model_write_state(Model *model, int index, StateSlot slot, int64_t first, int64_t n,
+                       const void *in) {
     const Range own = model_state_range(model, index, slot, model->options.rank);
     const int64_t begin = max_i64(first, own.begin), end = min_i64(first + n, own.end);
 
@@ -99,10 +105,11 @@ void model_write_state(Model *model, int index, StateSlot slot, int64_t first, i
                       (const char *)in + (begin - first));
 }
 
-// --------------------------------------------------------------------------------------------------- values of weights
+// -------------------------------------------------------------------------------------------------
+// values of weights
 
-// Elements [first, first + n) as fp32 of a slot, or with slot WEIGHT of the weight itself; 16-bit tensors are converted
-// piece by piece through a buffer.
+// Elements [first, first + n) as fp32 of a slot, or with slot WEIGHT of the weight itself; 16-bit
+// tensors are converted piece by piece through a buffer.
 enum { PIECE = 1 << 17, WEIGHT = -1 };
 
 static Tensor value_tensor(const Model *model, int index, int slot) {
@@ -111,14 +118,17 @@ static Tensor value_tensor(const Model *model, int index, int slot) {
     return *state_slot_tensor(&t, (StateSlot)slot);
 }
 
-static bool read_elements(const Model *model, int index, int slot, int64_t first, int64_t n, void *out) {
+static bool read_elements(const Model *model, int index, int slot, int64_t first, int64_t n,
+                          void *out) {
     const int64_t size = (int64_t)dtype_size(value_tensor(model, index, slot).dtype);
-    if (slot != WEIGHT) return model_read_state(model, index, (StateSlot)slot, first * size, n * size, out);
+    if (slot != WEIGHT)
+        return model_read_state(model, index, (StateSlot)slot, first * size, n * size, out);
     model_read_bytes(model, model->tensors[index].weight, first * size, n * size, out);
     return true;
 }
 
-static void write_elements(Model *model, int index, int slot, int64_t first, int64_t n, const void *in) {
+static void write_elements(Model *model, int index, int slot, int64_t first, int64_t n,
+                           const void *in) {
     const int64_t size = (int64_t)dtype_size(value_tensor(model, index, slot).dtype);
     if (slot == WEIGHT)
         model_write_bytes(model, model->tensors[index].weight, first * size, n * size, in);
@@ -132,7 +142,8 @@ static uint16_t *make_piece(void) { // not on the stack, which may be small
     return piece;
 }
 
-static bool read_floats(const Model *model, int index, int slot, int64_t first, int64_t n, float *out) {
+static bool read_floats(const Model *model, int index, int slot, int64_t first, int64_t n,
+                        float *out) {
     const DType dtype = value_tensor(model, index, slot).dtype;
     if (dtype == DTYPE_FP32) return read_elements(model, index, slot, first, n, out);
 
@@ -147,7 +158,8 @@ static bool read_floats(const Model *model, int index, int slot, int64_t first, 
     return ok;
 }
 
-static void write_floats(Model *model, int index, int slot, int64_t first, int64_t n, const float *in) {
+static void write_floats(Model *model, int index, int slot, int64_t first, int64_t n,
+                         const float *in) {
     const DType dtype = value_tensor(model, index, slot).dtype;
     if (dtype == DTYPE_FP32) {
         write_elements(model, index, slot, first, n, in);
@@ -185,7 +197,8 @@ static bool get_values(const Model *model, int index, int64_t first, int64_t n, 
     return ok;
 }
 
-bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out, Error *err) {
+bool model_get_weight(const Model *model, int index, int64_t first_row, int64_t rows, float *out,
+                      Error *err) {
     const int64_t cols = model->parameters[index].cols;
     if (model->weight_reader)
         return model->weight_reader(model->weight_reader_context, index, first_row, rows, out, err);
@@ -213,7 +226,8 @@ void model_set_weight(Model *model, int index, int64_t first_row, int64_t rows, 
     free(compensation);
 }
 
-void model_set_compensation(Model *model, int index, int64_t first_row, int64_t rows, const void *in) {
+void model_set_compensation(Model *model, int index, int64_t first_row, int64_t rows,
+                            const void *in) {
     const DType dtype = value_tensor(model, index, SLOT_COMPENSATION).dtype;
     const int64_t cols = model->parameters[index].cols, size = (int64_t)dtype_size(dtype);
     const Range own = model_state_range(model, index, SLOT_COMPENSATION, model->options.rank);
@@ -234,7 +248,8 @@ void model_set_compensation(Model *model, int index, int64_t first_row, int64_t 
     free(taken);
 }
 
-// -------------------------------------------------------------------------------------------- the decision of the step
+// -------------------------------------------------------------------------------------------- the
+// decision of the step
 
 StepControl model_get_control(const Model *model) {
     StepControl control;

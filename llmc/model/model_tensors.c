@@ -31,7 +31,8 @@ Tensor model_optimizer_scratch(const Model *model) {
     return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", bytes, 0, 0, 0);
 }
 
-// ----------------------------------------------------------------------------------------------------- units of memory
+// -------------------------------------------------------------------------------------------------
+// units of memory
 
 const Partition *model_partition(const Model *model) { return model->layout.partition; }
 
@@ -43,16 +44,19 @@ static Tensor gradient_elements(const Model *model, int handle, int64_t first, i
 
 Tensor model_unit_gradients(const Model *model, int unit) {
     const Partition *p = model->layout.partition;
-    const int64_t n = p->begin[unit + 1] - p->begin[unit], outside = p->elements - p->begin[p->num_units - 1];
+    const int64_t n = p->begin[unit + 1] - p->begin[unit],
+                  outside = p->elements - p->begin[p->num_units - 1];
     int64_t first = p->begin[unit];
-    if (model_frees_gradients(&model->options)) first = outside + unit % NUM_BUCKETS * model->layout.longest_block;
+    if (model_frees_gradients(&model->options))
+        first = outside + unit % NUM_BUCKETS * model->layout.longest_block;
     if (model_frees_gradients(&model->options) && unit == p->num_units - 1) first = 0;
     return gradient_elements(model, model->layout.gradients, first, n);
 }
 
 Tensor model_unit_sums(const Model *model, int unit, int level) {
     const Partition *p = model->layout.partition;
-    return gradient_elements(model, model->layout.gradient_sums, level * p->elements + p->begin[unit],
+    return gradient_elements(model, model->layout.gradient_sums,
+                             level * p->elements + p->begin[unit],
                              p->begin[unit + 1] - p->begin[unit]);
 }
 
@@ -62,7 +66,8 @@ Tensor model_own_gradients(const Model *model, int unit) {
     const Range own = partition_of_unit(p, unit, rank);
     int64_t first = 0;
     if (!model_frees_gradients(&model->options))
-        return tensor_slice_elements(model_unit_gradients(model, unit), own.begin - p->begin[unit], range_size(own));
+        return tensor_slice_elements(model_unit_gradients(model, unit), own.begin - p->begin[unit],
+                                     range_size(own));
     for (int u = 0; u < unit; u++) first += range_size(partition_of_unit(p, u, rank));
     return gradient_elements(model, model->layout.own_gradients, first, range_size(own));
 }
@@ -70,7 +75,8 @@ Tensor model_own_gradients(const Model *model, int unit) {
 Tensor model_unit_weights(const Model *model, int unit) {
     const Partition *p = model->layout.partition;
     const DType dtype = model->options.dtype;
-    char *data = (char *)model_at(model, model->layout.weights) + p->begin[unit] * (int64_t)dtype_size(dtype);
+    char *data = (char *)model_at(model, model->layout.weights) +
+                 p->begin[unit] * (int64_t)dtype_size(dtype);
     return tensor_make(data, dtype, "weights", p->begin[unit + 1] - p->begin[unit], 0, 0, 0);
 }
 
@@ -80,15 +86,16 @@ Tensor model_exchange_buffer(const Model *model, int half) {
 }
 
 Tensor model_norm(const Model *model) {
-    return tensor_make(model_at(model, model->layout.norm), DTYPE_FP32, "sumsq", max_i64(model->options.processes, 1),
-                       model->layout.norm_columns, 0, 0);
+    return tensor_make(model_at(model, model->layout.norm), DTYPE_FP32, "sumsq",
+                       max_i64(model->options.processes, 1), model->layout.norm_columns, 0, 0);
 }
 
-// ---------------------------------------------------------------------------------------------------- losses, decision
+// -------------------------------------------------------------------------------------------------
+// losses, decision
 
 Tensor model_control(const Model *model) {
-    return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control", (int64_t)sizeof(StepControl), 0, 0,
-                       0);
+    return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control",
+                       (int64_t)sizeof(StepControl), 0, 0, 0);
 }
 Tensor model_sequence_losses(const Model *model) {
     void *data = model_at(model, model->layout.sequence_losses);
@@ -97,6 +104,9 @@ Tensor model_sequence_losses(const Model *model) {
 Tensor model_step_losses(const Model *model) {
     const ModelOptions *o = &model->options;
     if (o->groups <= 1) return model_sequence_losses(model);
-    return tensor_make(model_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses", o->groups, o->B, 0, 0);
+    return tensor_make(model_at(model, model->layout.step_losses), DTYPE_FP32, "step_losses",
+                       o->groups, o->B, 0, 0);
 }
-Tensor model_token_losses(const Model *model) { return model_acts(model, model->B, model->T).losses; }
+Tensor model_token_losses(const Model *model) {
+    return model_acts(model, model->B, model->T).losses;
+}

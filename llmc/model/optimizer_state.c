@@ -1,5 +1,5 @@
-// The optimizer table and the facts derived from it: rules and rates, the tensors of the state, the memory of the
-// update. Nothing here computes an update (ops.h does) or owns memory (model.c does).
+// The optimizer table and the facts derived from it: rules and rates, the tensors of the state, the
+// memory of the update. Nothing here computes an update (ops.h does) or owns memory (model.c does).
 #include "llmc/model/optimizer_state.h"
 
 #include "llmc/base/arithmetic.h"
@@ -19,9 +19,9 @@ typedef struct {
     Kept m, v;
 } GroupState;
 
-// One row: name, whether -w applies, Kahan's compensation, -l auto, the max steps of the default warm-up, and for each
-// group of parameters, in the order of ParameterGroup (embedding, head, matrices, vectors), rule and moments, and what
-// it is updated with.
+// One row: name, whether -w applies, Kahan's compensation, -l auto, the max steps of the default
+// warm-up, and for each group of parameters, in the order of ParameterGroup (embedding, head,
+// matrices, vectors), rule and moments, and what it is updated with.
 typedef struct {
     const char *name;
     bool master, compensation;
@@ -93,11 +93,14 @@ int64_t optimizer_default_warmup(OptimizerKind kind, int64_t steps) {
     return min_i64(steps / 50, TABLE[kind].max_warmup);
 }
 
-// ---------------------------------------------------------------------------------------------------- rates of a group
+// -------------------------------------------------------------------------------------------------
+// rates of a group
 
-_Static_assert((int)NUM_GROUPS == (int)UPDATE_GROUPS, "the ops know as many groups as the parameter table");
+_Static_assert((int)NUM_GROUPS == (int)UPDATE_GROUPS,
+               "the ops know as many groups as the parameter table");
 
-void optimizer_default_rates(OptimizerKind kind, double weight_decay, GroupRates rates[NUM_GROUPS]) {
+void optimizer_default_rates(OptimizerKind kind, double weight_decay,
+                             GroupRates rates[NUM_GROUPS]) {
     for (int group = 0; group < NUM_GROUPS; group++) {
         rates[group] = TABLE[kind].rates[group];
         rates[group].weight_decay *= weight_decay;
@@ -130,7 +133,8 @@ bool optimizer_next_rate(const char **at, RatePart *part) {
     const char *text = *at, *name = text + strcspn(text, ".") + 1;
     int group = 0, setting = 0;
     if (!*text) return false;
-    while (!text_is(text, (size_t)(name - 1 - text), parameter_group_name((ParameterGroup)group))) group++;
+    while (!text_is(text, (size_t)(name - 1 - text), parameter_group_name((ParameterGroup)group)))
+        group++;
     while (!text_is(name, strcspn(name, "="), RATES_BY_NAME[setting].name)) setting++;
     *part = (RatePart){(ParameterGroup)group, (Setting)setting, text, (int)strcspn(text, ",")};
     *at = text + part->length + (text[part->length] == ',');
@@ -143,24 +147,30 @@ bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error
         int group = 0, i = 0;
         const size_t of_group = strcspn(part, ".=,"), of_name = strcspn(part + of_group, "=,");
         const char *name = part + of_group + 1, *number = part + of_group + of_name + 1;
-        while (group < NUM_GROUPS && !text_is(part, of_group, parameter_group_name((ParameterGroup)group))) group++;
-        while (i < COUNT && (of_name == 0 || !text_is(name, of_name - 1, RATES_BY_NAME[i].name))) i++;
+        while (group < NUM_GROUPS &&
+               !text_is(part, of_group, parameter_group_name((ParameterGroup)group)))
+            group++;
+        while (i < COUNT && (of_name == 0 || !text_is(name, of_name - 1, RATES_BY_NAME[i].name)))
+            i++;
         if (group == NUM_GROUPS || i == COUNT || number > end)
             return error_set(err,
-                             "%.*s: expected GROUP.NAME=NUMBER with a group out of embedding, head, matrices, vectors "
+                             "%.*s: expected GROUP.NAME=NUMBER with a group out of embedding, "
+                             "head, matrices, vectors "
                              "and a name out of beta1, beta2, eps, decay",
                              (int)(end - part), part);
         char *read;
         const double x = strtod(number, &read);
-        if (read == number || read != end || !(x >= RATES_BY_NAME[i].min && x <= RATES_BY_NAME[i].max))
-            return error_set(err, "%.*s: %s is a number from %g to %g", (int)(end - part), part, RATES_BY_NAME[i].name,
-                             RATES_BY_NAME[i].min, RATES_BY_NAME[i].max);
+        if (read == number || read != end ||
+            !(x >= RATES_BY_NAME[i].min && x <= RATES_BY_NAME[i].max))
+            return error_set(err, "%.*s: %s is a number from %g to %g", (int)(end - part), part,
+                             RATES_BY_NAME[i].name, RATES_BY_NAME[i].min, RATES_BY_NAME[i].max);
         *(double *)(void *)((char *)&rates[group] + RATES_BY_NAME[i].field) = x;
     }
     return true;
 }
 
-// --------------------------------------------------------------------------------------------------------------- names
+// -------------------------------------------------------------------------------------------------
+// names
 
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
     char names[256] = "";
@@ -179,7 +189,9 @@ static const GroupState *group_state(OptimizerKind kind, const Parameter *p) {
     return &TABLE[kind].groups[p->spec->group];
 }
 
-UpdateRule optimizer_rule(OptimizerKind kind, const Parameter *p) { return group_state(kind, p)->rule; }
+UpdateRule optimizer_rule(OptimizerKind kind, const Parameter *p) {
+    return group_state(kind, p)->rule;
+}
 
 float optimizer_rate(OptimizerKind kind, const Parameter *p) {
     if (optimizer_rule(kind, p) != RULE_DIRECTION) return 1.0f;
@@ -188,9 +200,13 @@ float optimizer_rate(OptimizerKind kind, const Parameter *p) {
 
 const char *state_slot_name(StateSlot slot) { return SLOTS[slot].name; }
 const char *state_slot_prefix(StateSlot slot) { return SLOTS[slot].prefix; }
-Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot) { return (Tensor *)(void *)((char *)t + SLOTS[slot].field); }
+Tensor *state_slot_tensor(UpdateTensor *t, StateSlot slot) {
+    return (Tensor *)(void *)((char *)t + SLOTS[slot].field);
+}
 
-static Tensor vector(const Parameter *p, int64_t n) { return tensor_make(NULL, DTYPE_FP32, p->name, n, 0, 0, 0); }
+static Tensor vector(const Parameter *p, int64_t n) {
+    return tensor_make(NULL, DTYPE_FP32, p->name, n, 0, 0, 0);
+}
 
 static Tensor moment(const Parameter *p, Kept kept) {
     if (kept == KEPT_FP32) return parameter_tensor(p, NULL, DTYPE_FP32);
@@ -199,9 +215,11 @@ static Tensor moment(const Parameter *p, Kept kept) {
     return tensor_none();
 }
 
-Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p, StateSlot slot) {
+Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Parameter *p,
+                       StateSlot slot) {
     const GroupState *g = group_state(kind, p);
-    const bool factored = g->v == KEPT_FACTORED, compensated = TABLE[kind].compensation && compute != DTYPE_FP32;
+    const bool factored = g->v == KEPT_FACTORED,
+               compensated = TABLE[kind].compensation && compute != DTYPE_FP32;
     const int64_t scales = ceil_div(parameter_numel(p), STATE_BLOCK);
     if (slot == SLOT_MASTER && optimizer_keeps_master(kind, master, compute))
         return parameter_tensor(p, NULL, DTYPE_FP32);
@@ -216,7 +234,8 @@ Tensor optimizer_state(OptimizerKind kind, bool master, DType compute, const Par
     return tensor_none();
 }
 
-Tensor optimizer_state_slice(Tensor whole, StateSlot slot, const Parameter *p, int64_t first, int64_t n) {
+Tensor optimizer_state_slice(Tensor whole, StateSlot slot, const Parameter *p, int64_t first,
+                             int64_t n) {
     if (whole.rank == 0 || (first == 0 && n == parameter_numel(p))) return whole;
     if (slot == SLOT_M_SCALE || slot == SLOT_V_SCALE) n = ceil_div(n, STATE_BLOCK);
     return tensor_make(NULL, whole.dtype, whole.name, n, 0, 0, 0);
@@ -230,7 +249,8 @@ bool optimizer_is_elementwise(OptimizerKind kind) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------ memory of the update
+// ------------------------------------------------------------------------------------------------
+// memory of the update
 
 int64_t optimizer_offload_buffer(int64_t host_bytes) {
     enum { LEAST = 16 << 10, MOST = 16 << 20 };
@@ -242,7 +262,8 @@ double optimizer_matmul_flops(OptimizerKind kind, const Parameter *p) {
     if (optimizer_rule(kind, p) != RULE_DIRECTION) return 0;
     double flops = 0;
     for (int k = 0; k < p->num_parts; k++) {
-        const double m = (double)min_i64(p->parts[k], p->cols), n = (double)max_i64(p->parts[k], p->cols);
+        const double m = (double)min_i64(p->parts[k], p->cols),
+                     n = (double)max_i64(p->parts[k], p->cols);
         flops += MUON_STEPS * (4 * m * m * n + 2 * m * m * m);
     }
     return flops;
@@ -257,7 +278,8 @@ static int64_t take_scratch(int64_t *end, int64_t bytes) {
 
 int optimizer_muon_stack(int64_t rows, int64_t cols, DType compute) {
     enum { MOST_BYTES = 64 << 20 };
-    return (int)min_i64(STACK_MAX, max_i64(1, MOST_BYTES / (rows * cols * (int64_t)dtype_size(compute))));
+    return (int)min_i64(STACK_MAX,
+                        max_i64(1, MOST_BYTES / (rows * cols * (int64_t)dtype_size(compute))));
 }
 
 // Matrices of this shape in the model.
@@ -280,8 +302,8 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
         if (optimizer_rule(OPTIMIZER_MUON, p) != RULE_DIRECTION) continue;
         for (int k = 0; k < p->num_parts; k++) {
             const int64_t rows = p->parts[k], side = min_i64(rows, p->cols);
-            const int64_t n =
-                min_i64(count_matrices(parameters, count, rows, p->cols), optimizer_muon_stack(rows, p->cols, compute));
+            const int64_t n = min_i64(count_matrices(parameters, count, rows, p->cols),
+                                      optimizer_muon_stack(rows, p->cols, compute));
             stack = max_i64(stack, n * rows * p->cols);
             sides = max_i64(sides, n * side * side);
         }
@@ -295,7 +317,8 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
     return s;
 }
 
-int64_t optimizer_scratch_bytes(OptimizerKind kind, const ModelConfig *config, DType compute, bool numerics) {
+int64_t optimizer_scratch_bytes(OptimizerKind kind, const ModelConfig *config, DType compute,
+                                bool numerics) {
     Parameter *table = parameter_table(config);
     const int count = parameter_count(config);
     int64_t bytes = 0;

@@ -1,5 +1,5 @@
-// The parameter table and everything derived from it: the list of tensors of a given model, their order, their initial
-// values. See parameters.h.
+// The parameter table and everything derived from it: the list of tensors of a given model, their
+// order, their initial values. See parameters.h.
 #include "llmc/model/parameters.h"
 
 #include "llmc/base/arithmetic.h"
@@ -10,8 +10,9 @@
 #include <string.h>
 
 enum { MODEL, BLOCK };
-#define X(NAME, field, where, presence, group, initial, rows, cols, gpt2_name, class_name)                             \
-    {#field, where == BLOCK, GROUP_##group, INIT_##initial, presence, rows, cols, "transformer." gpt2_name, class_name},
+#define X(NAME, field, where, presence, group, initial, rows, cols, gpt2_name, class_name)         \
+    {#field, where == BLOCK,           GROUP_##group, INIT_##initial, presence, rows,              \
+     cols,   "transformer." gpt2_name, class_name},
 const ParameterSpec parameter_specs[NUM_PARAMETER_SPECS] = {PARAMETERS(X)};
 #undef X
 
@@ -29,7 +30,9 @@ static int tensors_before(const ModelConfig *config, int spec) {
     return count;
 }
 
-int parameter_count(const ModelConfig *config) { return tensors_before(config, NUM_PARAMETER_SPECS); }
+int parameter_count(const ModelConfig *config) {
+    return tensors_before(config, NUM_PARAMETER_SPECS);
+}
 
 int parameter_index(const ModelConfig *config, int spec, int block) {
     if (tensors_of(config, spec) == 0) return -1;
@@ -38,14 +41,16 @@ int parameter_index(const ModelConfig *config, int spec, int block) {
 }
 
 // The name in files with %d for the block.
-static void name_pattern(const ParameterSpec *spec, bool is_gpt2, ActivationKind activation, char pattern[64]) {
-    static const char *const fc[] = {"c_fc", "gate_up_proj", "up_proj"}, *const fcproj[] = {"c_proj", "down_proj",
-                                                                                            "down_proj"};
+static void name_pattern(const ParameterSpec *spec, bool is_gpt2, ActivationKind activation,
+                         char pattern[64]) {
+    static const char *const fc[] = {"c_fc", "gate_up_proj", "up_proj"}, *const fcproj[] = {
+                                                                             "c_proj", "down_proj",
+                                                                             "down_proj"};
     const char *name = is_gpt2 ? spec->gpt2_name : spec->class_name;
     const int length = (int)strcspn(name, "*");
     if (name[length])
-        snprintf(pattern, 64, "%.*s%s%s", length, name, (spec->rows == DIM_FC ? fc : fcproj)[activation],
-                 name + length + 1);
+        snprintf(pattern, 64, "%.*s%s%s", length, name,
+                 (spec->rows == DIM_FC ? fc : fcproj)[activation], name + length + 1);
     else
         snprintf(pattern, 64, "%s", name);
 }
@@ -53,7 +58,8 @@ static void name_pattern(const ParameterSpec *spec, bool is_gpt2, ActivationKind
 void parameter_part_name(const Parameter *p, int part, char name[64]) {
     static const struct {
         const char *whole, *parts[3];
-    } fused[] = {{"qkv_proj", {"q_proj", "k_proj", "v_proj"}}, {"gate_up_proj", {"gate_proj", "up_proj"}}};
+    } fused[] = {{"qkv_proj", {"q_proj", "k_proj", "v_proj"}},
+                 {"gate_up_proj", {"gate_proj", "up_proj"}}};
 
     snprintf(name, 64, "%s", p->name);
     if (p->is_normed) snprintf(name, 64, "%s", parameter_specs[PARAM_HEADW].class_name);
@@ -106,7 +112,8 @@ Parameter *parameter_table(const ModelConfig *config) {
             name_pattern(spec, is_gpt2, config->activation, pattern);
             const size_t length = strcspn(pattern, "%"); // the one conversion in these names is %d
             if (pattern[length])
-                snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, pattern, block, pattern + length + 2);
+                snprintf(p->name, sizeof p->name, "%.*s%d%s", (int)length, pattern, block,
+                         pattern + length + 2);
             else
                 snprintf(p->name, sizeof p->name, "%s", pattern);
         }
@@ -125,15 +132,20 @@ int64_t parameter_total(const ModelConfig *config) {
     int64_t total = 0;
     for (int s = 0; s < NUM_PARAMETER_SPECS; s++) {
         const ParameterSpec *spec = &parameter_specs[s];
-        total += model_size(config, spec->rows) * model_size(config, spec->cols) * tensors_of(config, s);
+        total +=
+            model_size(config, spec->rows) * model_size(config, spec->cols) * tensors_of(config, s);
     }
     return total;
 }
 
-void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
-                           int64_t first, int64_t n) {
-    // Element i takes word i % 4 of block i / 4 of the generator; words (0, 1) and (2, 3) make two normals each.
-    enum { QUADS = 64, VALUES = 4 * QUADS }; // blocks of the generator at a time, in loops that become vector code
+void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index,
+                           uint64_t seed, int64_t first, int64_t n) {
+    // Element i takes word i % 4 of block i / 4 of the generator; words (0, 1) and (2, 3) make two
+    // normals each.
+    enum {
+        QUADS = 64,
+        VALUES = 4 * QUADS
+    }; // blocks of the generator at a time, in loops that become vector code
     InitKind kind = p->spec->init;
     if (kind == INIT_NORMAL_RESIDUAL && config->embed_norm) kind = INIT_ZERO;
     if (n <= 0) return;
@@ -164,7 +176,8 @@ void parameter_init_values(float *out, const ModelConfig *config, const Paramete
             philox_normal2(words[2][q], words[3][q], x + 2);
             for (int i = 0; i < 4; i++) values[4 * q + i] = std * x[i];
         }
-        memcpy(out + (begin - first), values + (begin - start), (size_t)(end - begin) * sizeof *out);
+        memcpy(out + (begin - first), values + (begin - start),
+               (size_t)(end - begin) * sizeof *out);
     }
 
     int64_t file_numel = p->file_rows * p->cols; // rows that pad the vocabulary stay 0

@@ -1,6 +1,6 @@
-// THE parameter table: the weights of a model, their shapes, initial values, weight decay, and their names and layouts
-// in Hugging Face files. Everything that iterates over weights uses this table: memory plan, init, optimizer,
-// checkpoints, import and export, messages.
+// THE parameter table: the weights of a model, their shapes, initial values, weight decay, and
+// their names and layouts in Hugging Face files. Everything that iterates over weights uses this
+// table: memory plan, init, optimizer, checkpoints, import and export, messages.
 #pragma once
 #include "llmc/model/model_config.h"
 #include "llmc/tensor.h"
@@ -8,16 +8,17 @@
 
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_NORMAL_RESIDUAL } InitKind;
 
-// The groups that optimizers distinguish: embeddings (and the head, if it is one), a head of its own, matrices of the
-// blocks, and vectors (biases, weights of norms).
+// The groups that optimizers distinguish: embeddings (and the head, if it is one), a head of its
+// own, matrices of the blocks, and vectors (biases, weights of norms).
 typedef enum { GROUP_EMBEDDING, GROUP_HEAD, GROUP_MATRIX, GROUP_VECTOR, NUM_GROUPS } ParameterGroup;
 
-// THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of its field, MODEL or
-// BLOCK (one in each block), which models have it, group, initial value, rows and columns (DIM_1: a vector), and its
-// name in Hugging Face files, with %d for the block: of GPT-2 after "transformer.", and of the other classes, where *
-// is a layer of the MLP, whose name depends on the activation.
+// THE list of weights, in the order of llm.c's .bin files. A row: the name of its constant and of
+// its field, MODEL or BLOCK (one in each block), which models have it, group, initial value, rows
+// and columns (DIM_1: a vector), and its name in Hugging Face files, with %d for the block: of
+// GPT-2 after "transformer.", and of the other classes, where * is a layer of the MLP, whose name
+// depends on the activation.
 // clang-format off
-#define PARAMETERS(X)                                                                                                                                                      \
+#define PARAMETERS(X)                                                                              \
     X(WTE,      wte,      MODEL, IN_ALL,       EMBEDDING, NORMAL,          DIM_VP,    DIM_C, "wte.weight",              "model.embed_tokens.weight")                       \
     X(WPE,      wpe,      MODEL, IN_LEARNED,   EMBEDDING, NORMAL,          DIM_MAX_T, DIM_C, "wpe.weight",              "model.embed_positions.weight")                    \
     X(LN1W,     ln1w,     BLOCK, IN_ALL,       VECTOR,    ONE,             DIM_C,     DIM_1, "h.%d.ln_1.weight",        "model.layers.%d.input_layernorm.weight")          \
@@ -71,18 +72,20 @@ typedef struct {
     char name[64];    // Hugging Face's name with the block filled in
     bool transposed;  // matrices of GPT-2: Hugging Face stores (in, out), we store (out, in)
     int file_parts;   // 1: files hold one tensor; else they hold each part apart
-    bool is_normed;   // an embedding with embed_norm: files hold it as the head, and its norm as the embedding
+    bool is_normed; // an embedding with embed_norm: files hold it as the head, and its norm as the
+                    // embedding
 } Parameter;
 
-// The name of a part in files; of the whole where files hold one tensor. That of an embedding with embed_norm is the
-// head's: p->name is its norm's.
+// The name of a part in files; of the whole where files hold one tensor. That of an embedding with
+// embed_norm is the head's: p->name is its norm's.
 void parameter_part_name(const Parameter *p, int part, char name[64]);
 
-// The tensors of a model in their fixed order (the order of parameter_specs, blocks inside): count, and a table that
-// the caller frees.
+// The tensors of a model in their fixed order (the order of parameter_specs, blocks inside): count,
+// and a table that the caller frees.
 int parameter_count(const ModelConfig *config);
 Parameter *parameter_table(const ModelConfig *config);
-// Index into that table of spec (PARAM_...) at block (ignored for specs outside blocks); -1: the model has none.
+// Index into that table of spec (PARAM_...) at block (ignored for specs outside blocks); -1: the
+// model has none.
 int parameter_index(const ModelConfig *config, int spec, int block);
 
 int64_t parameter_numel(const Parameter *p);
@@ -91,11 +94,12 @@ Tensor parameter_tensor(const Parameter *p, void *data, DType dtype);
 // Sum over the table: the N of the FLOP formulas, padding included.
 int64_t parameter_total(const ModelConfig *config);
 
-// Initial fp32 values of elements [first, first + n) of tensor index: a pure function of seed and position. Rows of
-// wte beyond V are 0.
-void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index, uint64_t seed,
-                           int64_t first, int64_t n);
+// Initial fp32 values of elements [first, first + n) of tensor index: a pure function of seed and
+// position. Rows of wte beyond V are 0.
+void parameter_init_values(float *out, const ModelConfig *config, const Parameter *p, int index,
+                           uint64_t seed, int64_t first, int64_t n);
 
-// The short name of a tensor for people: a weight's is its column `name` of PARAMETERS, without the block
+// The short name of a tensor for people: a weight's is its column `name` of PARAMETERS, without the
+// block
 // ("transformer.h.11.attn.c_attn.weight" -> "qkvw"); names that are no weight's stay.
 const char *parameter_label(const char *name);

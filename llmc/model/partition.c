@@ -13,14 +13,20 @@ static int cell_count(int groups) {
     return (int)max_i64(groups, 1);
 }
 
-static int64_t padded_elements(const Parameter *p) { return round_up(parameter_numel(p), PLAN_ALIGNMENT); }
+static int64_t padded_elements(const Parameter *p) {
+    return round_up(parameter_numel(p), PLAN_ALIGNMENT);
+}
 
-// ------------------------------------------------------------------------------------------------------ units of cells
+// -------------------------------------------------------------------------------------------------
+// units of cells
 
-// Cells begin at multiples of PLAN_ALIGNMENT of the memory, so at multiples of STATE_BLOCK of their parameters.
-_Static_assert(PLAN_ALIGNMENT % STATE_BLOCK == 0, "a cell begins where a block of 8-bit state does");
+// Cells begin at multiples of PLAN_ALIGNMENT of the memory, so at multiples of STATE_BLOCK of their
+// parameters.
+_Static_assert(PLAN_ALIGNMENT % STATE_BLOCK == 0,
+               "a cell begins where a block of 8-bit state does");
 
-static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters, int unit, int cells) {
+static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters, int unit,
+                        int cells) {
     int64_t end = p->begin[unit], *bounds = p->bounds + unit * (p->processes + 1);
     for (int i = 0; i < num_parameters; i++) {
         if (p->units[i] != unit) continue;
@@ -28,17 +34,21 @@ static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters
         end += padded_elements(&table[i]);
     }
 
-    const int64_t cell = ceil_div(end - p->begin[unit], (int64_t)cells * PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
-    for (int r = 0; r <= p->processes; r++) bounds[r] = p->begin[unit] + (int64_t)r * cells / p->processes * cell;
+    const int64_t cell =
+        ceil_div(end - p->begin[unit], (int64_t)cells * PLAN_ALIGNMENT) * PLAN_ALIGNMENT;
+    for (int r = 0; r <= p->processes; r++)
+        bounds[r] = p->begin[unit] + (int64_t)r * cells / p->processes * cell;
     return p->begin[unit] + cells * cell;
 }
 
-// ---------------------------------------------------------------------------------------------- units of whole tensors
+// ----------------------------------------------------------------------------------------------
+// units of whole tensors
 
-// Gives the tensors of the unit to processes, the costliest first, each to the process with the least work so far. In
-// memory they are in the order of their owners. load (processes) accumulates over the units.
-static int64_t spread_unit(Partition *p, const Parameter *table, int num_parameters, int unit, OptimizerKind kind,
-                           double *load) {
+// Gives the tensors of the unit to processes, the costliest first, each to the process with the
+// least work so far. In memory they are in the order of their owners. load (processes) accumulates
+// over the units.
+static int64_t spread_unit(Partition *p, const Parameter *table, int num_parameters, int unit,
+                           OptimizerKind kind, double *load) {
     int *owner = malloc((size_t)num_parameters * sizeof *owner);
     REQUIRE_MEMORY(owner, "the owners of tensors");
     for (int i = 0; i < num_parameters; i++) owner[i] = p->units[i] == unit ? -1 : p->processes;
@@ -47,7 +57,8 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
         int next = -1, least = 0;
         double most = -1;
         for (int i = 0; i < num_parameters; i++) {
-            const double cost = optimizer_matmul_flops(kind, &table[i]) + (double)parameter_numel(&table[i]);
+            const double cost =
+                optimizer_matmul_flops(kind, &table[i]) + (double)parameter_numel(&table[i]);
             if (owner[i] >= 0 || cost <= most) continue;
             most = cost;
             next = i;
@@ -75,9 +86,11 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
     return end;
 }
 
-// ---------------------------------------------------------------------------------------------------------- norm parts
+// -------------------------------------------------------------------------------------------------
+// norm parts
 
-static void list_norm_parts(Partition *p, const Parameter *table, int num_parameters, const int *cells) {
+static void list_norm_parts(Partition *p, const Parameter *table, int num_parameters,
+                            const int *cells) {
     int most = num_parameters;
     for (int i = 0; i < num_parameters; i++) most += cells[p->units[i]];
     p->norm_parts = malloc((size_t)most * sizeof *p->norm_parts);
@@ -105,9 +118,11 @@ int64_t partition_max_norm_parts(const ModelConfig *config, int groups) {
     return parameter_count(config) + (config->L + 1) * (cell_count(groups) - 1);
 }
 
-// -------------------------------------------------------------------------------------------------------------- object
+// -------------------------------------------------------------------------------------------------
+// object
 
-Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int groups, int processes) {
+Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int groups,
+                            int processes) {
     const int n = parameter_count(config);
     Parameter *table = parameter_table(config);
     Partition *p = calloc(1, sizeof *p);
@@ -121,7 +136,8 @@ Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int g
     p->units = calloc((size_t)n, sizeof *p->units);
     int *cells = calloc((size_t)p->num_units, sizeof *cells); // 0: whole tensors
     double *load = calloc((size_t)p->processes, sizeof *load);
-    REQUIRE_MEMORY(p->begin && p->bounds && p->offsets && p->units && cells && load, "the layout of the parameters");
+    REQUIRE_MEMORY(p->begin && p->bounds && p->offsets && p->units && cells && load,
+                   "the layout of the parameters");
 
     for (int u = 0; u < p->num_units; u++) cells[u] = cell_count(groups);
     for (int i = 0; i < n; i++) {

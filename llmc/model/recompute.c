@@ -1,5 +1,5 @@
-// Sets of ops that are recomputed, their text form and cost, and the FLOPs of a step. model_memory.c knows how much
-// memory they save.
+// Sets of ops that are recomputed, their text form and cost, and the FLOPs of a step.
+// model_memory.c knows how much memory they save.
 #include "llmc/model/recompute.h"
 
 #include "llmc/base/arithmetic.h"
@@ -14,19 +14,25 @@ static const struct {
     const char *name;
     int set;
 } OPS[] = {
-    {"gelu", RECOMPUTE_GELU},   {"layernorm", RECOMPUTE_LAYERNORM}, {"fc", RECOMPUTE_FC | RECOMPUTE_GELU},
-    {"qkv", RECOMPUTE_QKV},     {"attention", RECOMPUTE_ATTENTION}, {"attproj", RECOMPUTE_ATTPROJ},
+    {"gelu", RECOMPUTE_GELU},
+    {"layernorm", RECOMPUTE_LAYERNORM},
+    {"fc", RECOMPUTE_FC | RECOMPUTE_GELU},
+    {"qkv", RECOMPUTE_QKV},
+    {"attention", RECOMPUTE_ATTENTION},
+    {"attproj", RECOMPUTE_ATTPROJ},
     {"block", RECOMPUTE_BLOCK},
 };
 enum { NUM_OPS = sizeof OPS / sizeof OPS[0] };
 
-static const char FORMS[] = "expected 0 .. 3, ops joined by + (gelu, layernorm, fc, qkv, attention, attproj, block), "
-                            "3/2 for every second block, or 3x4,0 for 4 blocks and all others";
+static const char FORMS[] =
+    "expected 0 .. 3, ops joined by + (gelu, layernorm, fc, qkv, attention, attproj, block), "
+    "3/2 for every second block, or 3x4,0 for 4 blocks and all others";
 
 enum { NUM_LEVELS = 4 };
 
 int recompute_level_set(int level) {
-    const int sets[NUM_LEVELS] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
+    const int sets[NUM_LEVELS] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
+                                  RECOMPUTE_BLOCK};
     return sets[level];
 }
 
@@ -48,7 +54,8 @@ bool recompute_gelu_alone(const Recompute *r, int64_t L) {
     return false;
 }
 
-// ------------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
 static bool not_understood(const char *text, const char *at, Error *err) {
     return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
@@ -68,7 +75,8 @@ static bool read_recompute_set(const char *text, const char **at, int *set, Erro
         while (op < NUM_OPS && strncmp(*at, OPS[op].name, strlen(OPS[op].name)) != 0) op++;
         if (op == NUM_OPS) return not_understood(text, *at, err);
         *at += strlen(OPS[op].name);
-        if (named >> op & 1) return error_set(err, "-r %.80s: %s is given twice; leave one out", text, OPS[op].name);
+        if (named >> op & 1)
+            return error_set(err, "-r %.80s: %s is given twice; leave one out", text, OPS[op].name);
         named |= 1U << op;
         *set |= OPS[op].set;
         if (**at != '+') return true;
@@ -96,19 +104,23 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
 
     const char sign = *at++;
     if (sign != '/' && sign != 'x') return not_understood(text, at - 1, err);
-    if (L == 1) return error_set(err, "-r %.80s: the model has 1 block, and %c needs more; leave it out", text, sign);
+    if (L == 1)
+        return error_set(err, "-r %.80s: the model has 1 block, and %c needs more; leave it out",
+                         text, sign);
 
     if (sign == '/') {
         if (!read_number(&at, L, &number) || *at != '\0')
-            return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after /", text, (long long)L);
+            return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after /",
+                             text, (long long)L);
         for (int64_t l = 0; l < L; l++)
             if (l % number != 0) r->blocks[l] = 0;
         return true;
     }
 
     if (!read_number(&at, L - 1, &number))
-        return error_set(err, "-r %.80s: expected a number of blocks from 1 to %lld after x: the model has %lld", text,
-                         (long long)L - 1, (long long)L);
+        return error_set(
+            err, "-r %.80s: expected a number of blocks from 1 to %lld after x: the model has %lld",
+            text, (long long)L - 1, (long long)L);
     if (*at++ != ',') return not_understood(text, at - 1, err);
     if (!read_recompute_set(text, &at, &others, err)) return false;
     if (*at != '\0') return not_understood(text, at, err);
@@ -116,7 +128,8 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 // Appends text to buf. If it does not fit it is truncated, and buf then ends in "...".
 static void append_text(char *buf, size_t size, const char *text) {
@@ -172,11 +185,13 @@ const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size
     return buf;
 }
 
-// --------------------------------------------------------------------------------------------------------------- costs
+// -------------------------------------------------------------------------------------------------
+// costs
 
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T) {
     const double C = (double)config->C, FC = (double)model_size(config, DIM_FC);
-    const double ATT = (double)model_size(config, DIM_ATT), QKV = (double)model_size(config, DIM_QKV);
+    const double ATT = (double)model_size(config, DIM_ATT),
+                 QKV = (double)model_size(config, DIM_QKV);
     double flops = 0.0;
     for (int64_t l = 0; l < config->L; l++) {
         const int set = set_of(r, l);
@@ -197,7 +212,8 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
         const int set = set_of(r, l);
         // GELU is an epilogue of a recomputed fc, the other activations are not.
         const int with_fc = config->activation == ACTIVATION_GELU ? 0 : RECOMPUTE_FC;
-        if (set & with_fc || (set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU) elements += FC + FF;
+        if (set & with_fc || (set & (RECOMPUTE_GELU | RECOMPUTE_FC)) == RECOMPUTE_GELU)
+            elements += FC + FF;
         if (set & RECOMPUTE_QKV && config->rope_base > 0 && !config->qk_norm) elements += 2.0 * QK;
         if (set & RECOMPUTE_LAYERNORM) elements += 4.0 * C;
         if (set & RECOMPUTE_LAYERNORM && config->qk_norm) elements += 2.0 * QKV;
@@ -205,7 +221,8 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
     return elements;
 }
 
-// ----------------------------------------------------------------------------------------------------- FLOPs of a step
+// -------------------------------------------------------------------------------------------------
+// FLOPs of a step
 
 double flops_per_token_llmc(const ModelConfig *config, int64_t T) {
     const double N = (double)parameter_total(config), ATT = (double)model_size(config, DIM_ATT);
@@ -214,7 +231,8 @@ double flops_per_token_llmc(const ModelConfig *config, int64_t T) {
 
 double flops_per_token_linear(const ModelConfig *config) {
     const double FC = (double)model_size(config, DIM_FC), FF = (double)model_size(config, DIM_FF);
-    const double ATT = (double)model_size(config, DIM_ATT), QKV = (double)model_size(config, DIM_QKV);
+    const double ATT = (double)model_size(config, DIM_ATT),
+                 QKV = (double)model_size(config, DIM_QKV);
     return 6.0 * (double)config->L * (double)config->C * (QKV + ATT + FC + FF);
 }
 
@@ -225,6 +243,8 @@ double flops_per_token_exact(const ModelConfig *config, int64_t T) {
 }
 
 double flops_per_token_hardware(const ModelConfig *config, int64_t T, const Recompute *recompute) {
-    const double attention = 6.0 * (double)config->L * (double)model_size(config, DIM_ATT) * (double)(T + 1);
-    return flops_per_token_exact(config, T) + attention / 6.0 + recompute_flops_per_token(recompute, config, T);
+    const double attention =
+        6.0 * (double)config->L * (double)model_size(config, DIM_ATT) * (double)(T + 1);
+    return flops_per_token_exact(config, T) + attention / 6.0 +
+           recompute_flops_per_token(recompute, config, T);
 }

@@ -1,6 +1,7 @@
-// See advise.h. The predicted time of a step, or the datasheet's limit where no rates are assumed for a GPU, is
-// stretched by the empty part of tiles and waves, so that steps of two sizes can be compared. Only the arithmetic of
-// tiles is certain; every rate is an assumption. Nothing here was measured.
+// See advise.h. The predicted time of a step, or the datasheet's limit where no rates are assumed
+// for a GPU, is stretched by the empty part of tiles and waves, so that steps of two sizes can be
+// compared. Only the arithmetic of tiles is certain; every rate is an assumption. Nothing here was
+// measured.
 #include "llmc/plan/advise.h"
 
 #include "llmc/base/arithmetic.h"
@@ -16,7 +17,8 @@
 enum { TEXT = 64 };
 static const double WORTH = 1.005; // a smaller gain is within the error of the assumptions
 
-// ------------------------------------------------------------------------------------------------------------ one step
+// -------------------------------------------------------------------------------------------------
+// one step
 
 // Time of a step by tiles and heads, and the share of its matmuls' time that full tiles would take.
 typedef struct {
@@ -24,8 +26,8 @@ typedef struct {
     Prediction p;
 } Step;
 
-static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
-                        double reference) {
+static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens,
+                        const PredictOptions *o, double reference) {
     double full = 0, real = 0;
     plan_predict(&s->p, gpu, model, tokens, o, true);
     s->seconds = s->p.step.likely;
@@ -42,7 +44,8 @@ static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, 
     s->filled = full / real;
 }
 
-// ------------------------------------------------------------------------------------------------------------- changes
+// -------------------------------------------------------------------------------------------------
+// changes
 
 typedef enum { CHANGE_C, CHANGE_NH, CHANGE_D_FF, CHANGE_V, CHANGE_B, NUM_CHANGES } ChangeKind;
 
@@ -87,8 +90,9 @@ static void consider(Advice *a, ChangeKind kind, const ModelConfig *config, int6
     if (s.work > WORTH * fmax(a->now.work, best->work)) *best = s;
 }
 
-// The multiples of 64 next to C in heads of 64 or 128, or those next to d_ff alone: one step or a sixteenth away, never
-// more than an eighth. A model that is much larger always does more work a second: that is no advice.
+// The multiples of 64 next to C in heads of 64 or 128, or those next to d_ff alone: one step or a
+// sixteenth away, never more than an eighth. A model that is much larger always does more work a
+// second: that is no advice.
 static void consider_widths(Advice *a, ChangeKind kind) {
     const ModelConfig *config = &a->model->config;
     const int64_t now = kind == CHANGE_C ? config->C : model_size(config, DIM_FF);
@@ -112,7 +116,8 @@ static void consider_widths(Advice *a, ChangeKind kind) {
         }
 }
 
-// Heads of 64 and 128, more of the vocabulary's padding, and from half to twice as many sequences, of those that fit.
+// Heads of 64 and 128, more of the vocabulary's padding, and from half to twice as many sequences,
+// of those that fit.
 static void consider_others(Advice *a, int64_t most_sequences) {
     const ModelConfig *config = &a->model->config;
     const int64_t B = a->model->B, stride = ceil_div(B, 64);
@@ -133,12 +138,14 @@ static void consider_others(Advice *a, int64_t most_sequences) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ as text
+// -------------------------------------------------------------------------------------------------
+// as text
 
 static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number) {
     const Size *s = &a->best[kind], *now = &a->now;
     char old[TEXT], rate[TEXT], what[TEXT], flag[MODEL_DESCRIPTOR + TEXT];
-    const double parameters = (double)parameter_total(&s->config), before = (double)parameter_total(&now->config);
+    const double parameters = (double)parameter_total(&s->config),
+                 before = (double)parameter_total(&now->config);
 
     // what: "C 1000 -> 1024 with NH 8"; flag: the options that make it, all of -e or one of its
     // own.
@@ -150,11 +157,12 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
 
     switch (kind) {
     case CHANGE_C:
-        snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C, (long long)c->NH);
+        snprintf(what, TEXT, "C %lld -> %lld with NH %lld", (long long)was->C, (long long)c->C,
+                 (long long)c->NH);
         break;
     case CHANGE_NH:
-        snprintf(what, TEXT, "NH %lld -> %lld (head size %lld -> %lld)", (long long)was->NH, (long long)c->NH,
-                 (long long)model_head_size(was), (long long)model_head_size(c));
+        snprintf(what, TEXT, "NH %lld -> %lld (head size %lld -> %lld)", (long long)was->NH,
+                 (long long)c->NH, (long long)model_head_size(was), (long long)model_head_size(c));
         break;
     case CHANGE_D_FF:
         snprintf(what, TEXT, "d_ff %lld -> %lld", (long long)model_size(was, DIM_FF), d_ff);
@@ -180,8 +188,8 @@ static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number
     if (kind == CHANGE_C || kind == CHANGE_D_FF)
         fprintf(out, ", %+.1f%% work a second", 100 * (s->work / now->work - 1));
     if (fabs(s->filled - now->filled) >= 0.005)
-        fprintf(out, "; tiles and waves of the matmuls are %.0f%% full, not %.0f%%", 100 * s->filled,
-                100 * now->filled);
+        fprintf(out, "; tiles and waves of the matmuls are %.0f%% full, not %.0f%%",
+                100 * s->filled, 100 * now->filled);
 
     fprintf(out, "\n");
 }
@@ -202,25 +210,28 @@ static void print_changes(FILE *out, const Advice *a) {
 
         if (next < 0) break;
         if (number == 0)
-            fprintf(out, "advise      what would gain most nearby, each alone, at the same tokens a step:\n");
+            fprintf(out, "advise      what would gain most nearby, each alone, at the same tokens "
+                         "a step:\n");
         print_change(out, a, (ChangeKind)next, number + 1);
         done[next] = true;
     }
 
     if (number == 0)
-        fprintf(out,
-                "advise      no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU\n");
+        fprintf(out, "advise      no C, NH, d_ff, V or B nearby would gain half a per cent: these "
+                     "sizes suit this GPU\n");
     else if (number < SHOWN)
-        fprintf(out, "advise      other changes nearby of C, NH, d_ff, V or B gain less than half a per cent\n");
+        fprintf(out, "advise      other changes nearby of C, NH, d_ff, V or B gain less than half "
+                     "a per cent\n");
 }
 
 static void print_matmuls(FILE *out, const Advice *a) {
-    static const char *const PASS_NAMES[] = {"logits", "dlnf", "dwte"}; // of the head, as the prediction lists them
+    static const char *const PASS_NAMES[] = {"logits", "dlnf",
+                                             "dwte"}; // of the head, as the prediction lists them
     Step s;
     advise_step(&s, a->gpu, a->model, a->tokens, a->options, a->reference);
 
-    fprintf(out, "advise      %-35s %7s %7s %7s  %-12s %8s %7s %6s %9s %9s\n", "matmul", "M", "N", "K", "aligned by",
-            "tile", "tiles", "waves", "last wave", "of peak");
+    fprintf(out, "advise      %-35s %7s %7s %7s  %-12s %8s %7s %6s %9s %9s\n", "matmul", "M", "N",
+            "K", "aligned by", "tile", "tiles", "waves", "last wave", "of peak");
     for (int i = 0; i < s.p.count; i++)
         for (int k = 0, pass = 0; k < s.p.ops[i].num_parts; k++) {
             const PredictedOp *op = &s.p.ops[i];
@@ -235,22 +246,27 @@ static void print_matmuls(FILE *out, const Advice *a) {
 
             if (strcmp(op->op, "head_loss_backward") == 0) of = PASS_NAMES[pass++];
             snprintf(name, TEXT, "%s %s", op->op, of);
-            snprintf(aligned, TEXT, "%d %d %d", tiling_alignment(m->M), tiling_alignment(m->N), tiling_alignment(m->K));
+            snprintf(aligned, TEXT, "%d %d %d", tiling_alignment(m->M), tiling_alignment(m->N),
+                     tiling_alignment(m->K));
             snprintf(tile, TEXT, "%dx%d", t.rows, t.cols);
             snprintf(tiles, TEXT, "%lld", (long long)t.tiles);
             if (t.splits > 1) snprintf(tiles, TEXT, "%lldx%d", (long long)t.tiles, t.splits);
 
-            const double of_peak = part->amount / part->seconds.likely / gpu_spec_peak(a->gpu, a->model->dtype);
-            fprintf(out, "advise      %-35s %7lld %7lld %7lld  %-12s %8s %7s %6lld %8.0f%% %8.1f%%\n", name,
-                    (long long)m->M, (long long)m->N, (long long)m->K, aligned, tile, tiles, (long long)t.waves,
-                    100 * t.last_wave, 100 * of_peak * t.share / a->reference);
+            const double of_peak =
+                part->amount / part->seconds.likely / gpu_spec_peak(a->gpu, a->model->dtype);
+            fprintf(out,
+                    "advise      %-35s %7lld %7lld %7lld  %-12s %8s %7s %6lld %8.0f%% %8.1f%%\n",
+                    name, (long long)m->M, (long long)m->N, (long long)m->K, aligned, tile, tiles,
+                    (long long)t.waves, 100 * t.last_wave, 100 * of_peak * t.share / a->reference);
         }
 }
 
 static void print_sources(FILE *out) {
-    fprintf(out, "advise      tiles, waves and alignment as in NVIDIA's \"Matrix Multiplication Background User's "
+    fprintf(out, "advise      tiles, waves and alignment as in NVIDIA's \"Matrix Multiplication "
+                 "Background User's "
                  "Guide\" and Anthony et "
-                 "al.,\nadvise      \"The Case for Co-Designing Model Architectures with Hardware\", 2024; computed, "
+                 "al.,\nadvise      \"The Case for Co-Designing Model Architectures with "
+                 "Hardware\", 2024; computed, "
                  "not measured\n");
 }
 
@@ -265,8 +281,8 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
                 .tokens = plan.share_tokens,
                 .reference = 1,
                 .room = plan.room};
-    // Assumed rates are those of 124M with 65536 tokens, including the empty part of its tiles. So a step with assumed
-    // rates is stretched only as far as its tiles are emptier.
+    // Assumed rates are those of 124M with 65536 tokens, including the empty part of its tiles. So
+    // a step with assumed rates is stretched only as far as its tiles are emptier.
     ModelOptions rated = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
     if (plan.model.dtype != DTYPE_FP32 && model_config_parse(&rated.config, "d12,V=50257", err)) {
         Step s;
@@ -285,29 +301,33 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
     const char *heads = "attention computes nothing that only pads it";
     if (HS % 32 != 0) heads = "attention computes it as the next multiple of 32";
     if (HS % 8 != 0 || HS > 128)
-        heads = "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more than is counted";
+        heads = "no fast attention kernel takes it, only multiples of 8 up to 128; that costs more "
+                "than is counted";
     const char *said = "predicted", *by = "by assumed rates";
     if (!plan.prediction.is_known) {
         said = "at most";
         by = "at the datasheet's rates, as none are assumed for this GPU and dtype";
     }
-    fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a.gpu->name, a.gpu->num_sms,
-            dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape), (long long)m->B, (long long)m->T);
-    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n", said,
-            format_count(a.now.rate, rate, TEXT), by, 100 * a.now.filled);
+    fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a.gpu->name,
+            a.gpu->num_sms, dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape),
+            (long long)m->B, (long long)m->T);
+    fprintf(out, "advise      %s %s tokens/s %s; tiles and waves of the matmuls are %.0f%% full\n",
+            said, format_count(a.now.rate, rate, TEXT), by, 100 * a.now.filled);
     fprintf(out, "advise      head size %lld: %s\n", (long long)HS, heads);
-    fprintf(out, "advise      vocabulary %lld, padded to %lld; B*T = %lld rows, aligned by %d\n", (long long)c->V,
-            (long long)c->Vp, (long long)(m->B * m->T), tiling_alignment(m->B * m->T));
+    fprintf(out, "advise      vocabulary %lld, padded to %lld; B*T = %lld rows, aligned by %d\n",
+            (long long)c->V, (long long)c->Vp, (long long)(m->B * m->T),
+            tiling_alignment(m->B * m->T));
     print_changes(out, &a);
     print_matmuls(out, &a);
     print_sources(out);
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- d_ff
+// -------------------------------------------------------------------------------------------------
+// d_ff
 
-// Multiples of 64 around the default, 4 C or for SwiGLU 8/3 C, and the default itself. Advises the nearest to it of
-// those with nearly the highest share, if that is worth the change.
+// Multiples of 64 around the default, 4 C or for SwiGLU 8/3 C, and the default itself. Advises the
+// nearest to it of those with nearly the highest share, if that is worth the change.
 static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     enum { AROUND = 4, STEP = 64, MOST_SIZES = 2 * AROUND + 2 };
     static const double NEARLY = 1.02;
@@ -346,12 +366,15 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     if (most >= WORTH * of_exact) {
         const double enough = fmax(WORTH * of_exact, most / NEARLY);
         for (int i = 0; i < count; i++) {
-            const bool nearer = shares[best] < enough || llabs(sizes[i] - exact) < llabs(sizes[best] - exact);
+            const bool nearer =
+                shares[best] < enough || llabs(sizes[i] - exact) < llabs(sizes[best] - exact);
             if (shares[i] >= enough && nearer) best = i;
         }
     }
 
-    fprintf(out, "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and backward\n",
+    fprintf(out,
+            "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and "
+            "backward\n",
             gpu->spec.name, dtype_name(dtype), (long long)C, (long long)B, (long long)m->T);
 
     const char *name = m->config.activation == ACTIVATION_SWIGLU ? "8/3 C" : "4 C";
@@ -359,7 +382,8 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     if (sizes[best] == exact)
         fprintf(out, ", which is %s; none nearby is %.1f%% faster\n", name, 100 * (WORTH - 1));
     else
-        fprintf(out, " (--d-ff %lld), %+.1f%% FLOP/s over %lld, with %+.1f%% parameters in the layer\n",
+        fprintf(out,
+                " (--d-ff %lld), %+.1f%% FLOP/s over %lld, with %+.1f%% parameters in the layer\n",
                 (long long)sizes[best], 100 * (shares[best] / of_exact - 1), (long long)exact,
                 100 * ((double)sizes[best] / (double)exact - 1));
 
@@ -368,12 +392,14 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     fprintf(out, "advise      %7s %9s %9s  tiles and waves full\n", "d_ff", share_of, "aligned");
     for (int i = 0; i < count; i++)
         fprintf(out, "advise      %7lld %8.1f%% %9d %21.1f%%\n", (long long)sizes[i],
-                100 * (double)sizes[i] / (double)exact, tiling_alignment(sizes[i]), 100 * shares[i]);
+                100 * (double)sizes[i] / (double)exact, tiling_alignment(sizes[i]),
+                100 * shares[i]);
 
     print_sources(out);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- both
+// -------------------------------------------------------------------------------------------------
+// both
 
 bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     static GpuChoice gpus[MOST_GPUS];
@@ -384,10 +410,13 @@ bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     if (r->model.offload) unknown = "--offload";
     if (d_ff) asked = "d_ff";
 
-    if (unknown) return error_set(err, "--plan %s: no rates are assumed for %s; leave it out", asked, unknown);
+    if (unknown)
+        return error_set(err, "--plan %s: no rates are assumed for %s; leave it out", asked,
+                         unknown);
     if (!*r->gpus && strcmp(device_facts()->backend, "cpu") == 0)
         return error_set(err,
-                         "--plan %s: this program computes on the CPU, whose matmuls have no tiles to count; name a "
+                         "--plan %s: this program computes on the CPU, whose matmuls have no tiles "
+                         "to count; name a "
                          "GPU, such as --gpu h100",
                          asked);
 
@@ -396,9 +425,10 @@ bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     for (int i = 0; i < count; i++)
         if (gpus[i].spec.num_sms == 0 ||
             gpu_spec_peak(&gpus[i].spec, gpu_spec_dtype(&gpus[i].spec, r->model.dtype)) == 0)
-            return error_set(
-                err, "--plan %s --gpu %s: its multiprocessors and peak are not known; name one of the GPUs of --plan",
-                asked, gpus[i].spec.name);
+            return error_set(err,
+                             "--plan %s --gpu %s: its multiprocessors and peak are not known; name "
+                             "one of the GPUs of --plan",
+                             asked, gpus[i].spec.name);
 
     for (int i = 0; i < count; i++) {
         if (d_ff)

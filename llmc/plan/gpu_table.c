@@ -1,6 +1,6 @@
-// See gpu_table.h. Figures are dense (without sparsity, which datasheets often count in) and with fp32 accumulation,
-// which GeForce cards run at half their 16-bit and fp8 rate. test_gpu_table derives each peak a second time, from units
-// x clock x operations a clock.
+// See gpu_table.h. Figures are dense (without sparsity, which datasheets often count in) and with
+// fp32 accumulation, which GeForce cards run at half their 16-bit and fp8 rate. test_gpu_table
+// derives each peak a second time, from units x clock x operations a clock.
 #include "llmc/plan/gpu_table.h"
 
 #include "llmc/base/edit_distance.h"
@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ---------------------------------------------------------------------------------------------------------------- GPUs
+// -------------------------------------------------------------------------------------------------
+// GPUs
 
 #define GB     *1e9
 #define TFLOPS *1e12
@@ -23,9 +24,10 @@
 #define PCIE4 (31.508 GB)
 #define PCIE5 (63.015 GB)
 
-// NVLink of generations 3, 4 and 5, all links of a GPU, one way: half of the 600 GB/s, 900 GB/s and 1.8 TB/s of
-// NVIDIA's datasheets (A100, H100, H200, DGX B200), which count both ways. Only of GPUs that a switch connects to all
-// others of the machine: an NVLink bridge (RTX 3090, H100 PCIe) connects two.
+// NVLink of generations 3, 4 and 5, all links of a GPU, one way: half of the 600 GB/s, 900 GB/s
+// and 1.8 TB/s of NVIDIA's datasheets (A100, H100, H200, DGX B200), which count both ways. Only of
+// GPUs that a switch connects to all others of the machine: an NVLink bridge (RTX 3090, H100 PCIe)
+// connects two.
 #define NVLINK3 (300 GB)
 #define NVLINK4 (450 GB)
 #define NVLINK5 (900 GB)
@@ -77,9 +79,11 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype) {
     return dtype;
 }
 
-// --------------------------------------------------------------------------------------------------------------- names
+// -------------------------------------------------------------------------------------------------
+// names
 
-// Reduces a name to the common part of its spellings: letters and digits, small, without "gb" at the end.
+// Reduces a name to the common part of its spellings: letters and digits, small, without "gb" at
+// the end.
 static void plain_name(char plain[NAME], const char *text, size_t length) {
     size_t n = 0;
     for (size_t i = 0; i < length && n < NAME - 1; i++)
@@ -93,7 +97,8 @@ enum { MOST_GIGABYTES = 100000 };
 // "24G", "16 GB", "11.5gb", "80GiB": bytes; 0: it is no size; negative: it is none that memory has.
 static double memory_of(const char *text, size_t length) {
     char copy[NAME], *unit;
-    if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[text[0] == '-'])) return 0;
+    if (length >= sizeof copy || length == 0 || !isdigit((unsigned char)text[text[0] == '-']))
+        return 0;
     snprintf(copy, sizeof copy, "%.*s", (int)length, text);
     const double n = strtod(copy, &unit);
     unit += strspn(unit, " ");
@@ -114,8 +119,8 @@ bool gpu_find(GpuChoice *gpu, const char *text, size_t length, Error *err) {
     gpu->spec.memory = memory_of(text, length);
 
     if (gpu->spec.memory < 0)
-        return error_set(err, "--gpu %.*s: the size must be above 0 and at most %dG", (int)length, text,
-                         MOST_GIGABYTES);
+        return error_set(err, "--gpu %.*s: the size must be above 0 and at most %dG", (int)length,
+                         text, MOST_GIGABYTES);
     if (gpu->spec.memory > 0) {
         snprintf(gpu->name, sizeof gpu->name, "%.*s", (int)length, text);
         gpu->spec.name = gpu->name;
@@ -157,7 +162,8 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
         const bool here = length == 4 && strncasecmp(at, "this", length) == 0;
 
         if (length == 0)
-            return error_set(err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
+            return error_set(
+                err, "--gpu %.80s: no GPU before or after a comma; leave the comma out", names);
         if (*count == MOST_GPUS) return error_set(err, "--gpu: more than %d GPUs", MOST_GPUS);
 
         GpuChoice *gpu = &gpus[(*count)++];
@@ -166,7 +172,9 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
         if (here) { // the row of the table that is alike, or else the device's own figures
             const DeviceFacts *f = device_facts();
             if (strcmp(f->backend, "cpu") == 0)
-                return error_set(err, "--gpu this: this program computes on the CPU; name a GPU, such as --gpu h100");
+                return error_set(
+                    err,
+                    "--gpu this: this program computes on the CPU; name a GPU, such as --gpu h100");
             snprintf(gpu->name, sizeof gpu->name, "%.31s", f->name);
             gpu->spec = (GpuSpec){.name = gpu->name,
                                   .memory = (double)f->memory_total,
@@ -177,9 +185,10 @@ bool gpu_find_all(GpuChoice gpus[MOST_GPUS], int *count, const char *names, Erro
                                   .num_sms = f->units};
 
             int alike = 0;
-            while (alike < COUNT && !(TABLE[alike].num_sms == f->units &&
-                                      fabs(TABLE[alike].peak_fp16 / f->peak_flops[DTYPE_FP16] - 1) < 0.05 &&
-                                      fabs(TABLE[alike].memory / (double)f->memory_total - 1) < 0.12))
+            while (alike < COUNT &&
+                   !(TABLE[alike].num_sms == f->units &&
+                     fabs(TABLE[alike].peak_fp16 / f->peak_flops[DTYPE_FP16] - 1) < 0.05 &&
+                     fabs(TABLE[alike].memory / (double)f->memory_total - 1) < 0.12))
                 alike++;
             if (alike < COUNT) *gpu = (GpuChoice){.spec = TABLE[alike]};
         }
@@ -201,17 +210,20 @@ bool gpu_check_types(const char *names, DType dtype, bool fp8, Error *err) {
     if (!gpu_find_all(gpus, &count, names, err)) return false;
     for (int i = 0; i < count; i++) {
         const GpuSpec *g = &gpus[i].spec;
-        bool has_dtype = dtype == DTYPE_COUNT || gpu_spec_peak(g, dtype) > 0, has_fp8 = g->peak_fp8 > 0;
+        bool has_dtype = dtype == DTYPE_COUNT || gpu_spec_peak(g, dtype) > 0,
+             has_fp8 = g->peak_fp8 > 0;
         if (g->bandwidth == 0) continue;
         if (*gpus[i].name) { // this machine's, which no row of the table is like
             has_dtype = dtype == DTYPE_COUNT || device_facts()->supports[dtype];
             has_fp8 = device_facts()->supports[DTYPE_E4M3];
         }
         if (!has_dtype)
-            return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(dtype), g->name,
-                             dtype_name(gpu_spec_dtype(g, dtype)));
+            return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(dtype),
+                             g->name, dtype_name(gpu_spec_dtype(g, dtype)));
         if (fp8 && !has_fp8)
-            return error_set(err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out", g->name);
+            return error_set(
+                err, "--fp8: %s has no fp8 matmuls (GPUs from sm_89 on have them); leave it out",
+                g->name);
     }
     return true;
 }

@@ -11,8 +11,10 @@
 // during the backward pass of the last micro-step, those outside blocks after it; weights arrive
 // during the forward pass of the first, those outside blocks before it. A forward pass is a third
 // of the FLOPs.
-static double exposed_part(const DevicePlan *p, const PlannedExchange *e, bool overlap, double seconds) {
-    const double rate = p->exchange_rate, micro_steps = (double)p->share_tokens / (double)(p->model.B * p->model.T);
+static double exposed_part(const DevicePlan *p, const PlannedExchange *e, bool overlap,
+                           double seconds) {
+    const double rate = p->exchange_rate,
+                 micro_steps = (double)p->share_tokens / (double)(p->model.B * p->model.T);
     const double micro_step = seconds / ceil(micro_steps);
     if (!overlap) return p->exchange_seconds;
     return (e->last_gradients + e->first_weights) / rate +
@@ -21,7 +23,9 @@ static double exposed_part(const DevicePlan *p, const PlannedExchange *e, bool o
 }
 
 // The max windows of a group, and so of a micro-batch. 0: not known.
-static int64_t group_windows(const PlanRequest *r) { return ceil_div(r->step_windows, max_i64(r->model.groups, 1)); }
+static int64_t group_windows(const PlanRequest *r) {
+    return ceil_div(r->step_windows, max_i64(r->model.groups, 1));
+}
 
 void plan_alternatives(DevicePlan *plan, const PlanRequest *r) {
     const int64_t most = group_windows(r);
@@ -49,8 +53,8 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
         plan->gpu = *gpu;
         if (*gpu->name) spec->name = plan->gpu.name;
         plan->sizes = plan_sizes(spec, r->attention);
-        // NCCL takes 400 MB for each other GPU that NVLink connects (32 channels of 12 MB), at most 3 GB; without
-        // NVLink little.
+        // NCCL takes 400 MB for each other GPU that NVLink connects (32 channels of 12 MB), at most
+        // 3 GB; without NVLink little.
         if (spec->nvlink > 0) plan->nccl = fmin(0.4e9 * (plan->gpus - 1), 3e9);
         plan->room = spec->memory - plan_reserve(spec->memory) - plan->nccl;
         plan->model.sizes = &plan->sizes;
@@ -59,7 +63,8 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     }
 
     const int64_t most = group_windows(r);
-    plan->fits = plan_fit(&plan->model, r->model.B == 0, r->recompute, plan->room, most, &plan->why_not);
+    plan->fits =
+        plan_fit(&plan->model, r->model.B == 0, r->recompute, plan->room, most, &plan->why_not);
     if (plan->fits && r->divides && r->model.B == 0)
         plan->fits = plan_fit_divisor(&plan->model, r->recompute, plan->room, &plan->why_not);
 
@@ -71,7 +76,8 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     if (gpu && plan->model.train) {
         plan->step = plan_step_limit(&plan->gpu.spec, &plan->model, plan->share_tokens);
         const PredictOptions assumed = {r->attention, r->gelu_fusion};
-        plan_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, &assumed, false);
+        plan_predict(&plan->prediction, &plan->gpu.spec, &plan->model, plan->share_tokens, &assumed,
+                     false);
         plan->predicted = plan->prediction.step;
     }
 

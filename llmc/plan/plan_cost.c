@@ -8,7 +8,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// --------------------------------------------------------------------------------------------------------------- FLOPs
+// -------------------------------------------------------------------------------------------------
+// FLOPs
 
 // The processes that divide the update among them.
 static double update_sharers(const ModelOptions *model) {
@@ -30,11 +31,13 @@ double plan_step_flops(const ModelOptions *model, int64_t tokens) {
 double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
     if (!model->fp8) return 0;
     const int64_t no_attention = -1; // its FLOPs are in proportion to T + 1
-    return (double)tokens * (flops_per_token_linear(&model->config) +
-                             recompute_flops_per_token(&model->recompute, &model->config, no_attention));
+    return (double)tokens *
+           (flops_per_token_linear(&model->config) +
+            recompute_flops_per_token(&model->recompute, &model->config, no_attention));
 }
 
-// --------------------------------------------------------------------------------------------------------------- bytes
+// -------------------------------------------------------------------------------------------------
+// bytes
 
 // The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
 static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
@@ -50,16 +53,19 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
         t[i].weight = tensor_make(&there, model->dtype, "weight", p->rows, p->cols, 0, 0);
-        t[i].grad = tensor_make(&there, model_gradient_dtype(model), "grad", p->rows, p->cols, 0, 0);
+        t[i].grad =
+            tensor_make(&there, model_gradient_dtype(model), "grad", p->rows, p->cols, 0, 0);
         t[i].rule = optimizer_rule(model->optimizer, p);
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             Tensor *state = state_slot_tensor(&t[i], (StateSlot)slot);
-            *state = optimizer_state(model->optimizer, model->master, model->dtype, p, (StateSlot)slot);
+            *state =
+                optimizer_state(model->optimizer, model->master, model->dtype, p, (StateSlot)slot);
             if (state->rank > 0) state->data = &there;
         }
     }
 
-    double bytes = op_cost_optimizer_update(t, count).bytes + op_cost_adafactor_statistics(t, count).bytes +
+    double bytes = op_cost_optimizer_update(t, count).bytes +
+                   op_cost_adafactor_statistics(t, count).bytes +
                    op_cost_momentum_update(t, count).bytes;
     for (int i = 0; i < count; i++) bytes += (double)tensor_bytes(t[i].grad);
     bytes /= update_sharers(model);
@@ -67,7 +73,8 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
     for (int i = 0; i < count; i++) {
         const Tensor own = tensor_make(NULL, DTYPE_FP32, "own", table[i].rows, table[i].cols, 0, 0);
         if (model->gradients_in_dtype)
-            bytes += (double)micro_steps * op_cost_gradient_add(gradient_to(t[i].grad, true), own).bytes;
+            bytes +=
+                (double)micro_steps * op_cost_gradient_add(gradient_to(t[i].grad, true), own).bytes;
     }
 
     free(t);
@@ -78,23 +85,27 @@ static double update_bytes(const ModelOptions *model, int64_t micro_steps) {
 double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
     const ModelConfig *c = &model->config;
     const double L = (double)c->L, C = (double)c->C, Vp = (double)c->Vp;
-    const double QKV = (double)model_size(c, DIM_QKV), QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
+    const double QKV = (double)model_size(c, DIM_QKV),
+                 QK = QKV - (double)(model_kv_heads(c) * model_head_size(c));
 
-    // Elements that a block moves for a token outside its matmuls, attention and norms: RoPE and QK-norm, forward and
-    // backward, on the heads of q and k (QK-norm copies v too, and reads q and k once more in the backward pass); and
-    // an activation that is not an epilogue, three times what it reads and twice what it writes.
+    // Elements that a block moves for a token outside its matmuls, attention and norms: RoPE and
+    // QK-norm, forward and backward, on the heads of q and k (QK-norm copies v too, and reads q and
+    // k once more in the backward pass); and an activation that is not an epilogue, three times
+    // what it reads and twice what it writes.
     double block = 0;
     if (c->rope_base > 0 && c->qk_norm) block += 2 * QKV + 3 * QK;
     if (c->rope_base > 0 && !c->qk_norm) block += 4 * QK;
-    if (c->activation != ACTIVATION_GELU) block += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
+    if (c->activation != ACTIVATION_GELU)
+        block += (double)(3 * model_size(c, DIM_FC) + 2 * model_size(c, DIM_FF));
 
     const double embedding = c->embed_norm ? 2 * C : 0; // its norm backward, in place
 
-    const double elements =
-        (12 * L + 8) * C + embedding + L * block + 2 * Vp + recompute_elements_per_token(&model->recompute, c);
+    const double elements = (12 * L + 8) * C + embedding + L * block + 2 * Vp +
+                            recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
 
-    if (model->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
+    if (model
+            ->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
         const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +
                                       model_size(c, DIM_FC) + model_size(c, DIM_FF));
         const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);
@@ -112,7 +123,8 @@ StepLimit plan_step_limit(const GpuSpec *gpu, const ModelOptions *model, int64_t
                    .bytes = plan_step_bytes(model, tokens),
                    .link_bytes = (double)model_host_bytes(model)};
     if (peak == 0 || (s.fp8_flops > 0 && fp8_peak == 0)) return s;
-    s.seconds = (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
+    s.seconds =
+        (s.flops - s.fp8_flops) / peak + s.bytes / gpu->bandwidth + s.link_bytes / gpu->link;
     if (s.fp8_flops > 0) s.seconds += s.fp8_flops / fp8_peak;
     return s;
 }
@@ -130,14 +142,16 @@ PlannedExchange plan_step_exchange(const ModelOptions *model) {
     PlannedExchange most = {0};
     if (model->processes <= 1 || !model->train) return most;
 
-    // Gradients go to their owners; then, with -z 1, the new weights to all, and otherwise the gradients back.
+    // Gradients go to their owners; then, with -z 1, the new weights to all, and otherwise the
+    // gradients back.
     double gradient = 2 * (double)dtype_size(model_gradient_dtype(model)), weight = 0;
     if (model->divided) {
         gradient /= 2;
         weight = (double)dtype_size(model->dtype);
     }
 
-    Partition *p = partition_create(&model->config, model->optimizer, model->groups, model->processes);
+    Partition *p =
+        partition_create(&model->config, model->optimizer, model->groups, model->processes);
     const int outside = p->num_units - 1;
     for (int r = 0; r < p->processes; r++) {
         double all = 0;

@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ----------------------------------------------------------------------------------------------------- bytes of a plan
+// -------------------------------------------------------------------------------------------------
+// bytes of a plan
 
 static double bytes_needed(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
@@ -29,7 +30,8 @@ static double bytes_at(const ModelOptions *model, int64_t B) {
     return bytes_needed(&at);
 }
 
-// --------------------------------------------------------------------------------------------------------------- batch
+// -------------------------------------------------------------------------------------------------
+// batch
 
 int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
     enum { MOST = 65536 }; // of -b
@@ -38,8 +40,9 @@ int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most
     // Needs less than a smaller one where a single micro-step lets gradients be freed.
     if (most < MOST && bytes_at(model, most) <= bytes) return most;
 
-    // The largest that fits without logits and workspace: without them every tensor grows with every sequence, and the
-    // bytes are at least those of a line through the first two, but for alignment and gaps.
+    // The largest that fits without logits and workspace: without them every tensor grows with
+    // every sequence, and the bytes are at least those of a line through the first two, but for
+    // alignment and gaps.
     ModelOptions m = *model;
     m.sizes = &no_scratch;
     const double one = bytes_at(&m, 1), more = bytes_at(&m, 2) - one;
@@ -57,10 +60,11 @@ int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most
     return low;
 }
 
-// ----------------------------------------------------------------------------------------------------------- recompute
+// -------------------------------------------------------------------------------------------------
+// recompute
 
-// The sets that a block can drop, each larger than the one before. Every product costs 2 C FLOPs for each element that
-// it restores, attention 2 (T + 1).
+// The sets that a block can drop, each larger than the one before. Every product costs 2 C FLOPs
+// for each element that it restores, attention 2 (T + 1).
 static const int SETS[] = {
     0,
     RECOMPUTE_GELU,
@@ -83,11 +87,13 @@ Recompute plan_recompute(const RecomputeChoice *choice, int64_t L) {
 static int by_cost(const void *a, const void *b) {
     const RecomputeChoice *x = a, *y = b;
     if (x->flops != y->flops) return (x->flops > y->flops) - (x->flops < y->flops);
-    if (x->elements != y->elements) return (x->elements > y->elements) - (x->elements < y->elements);
+    if (x->elements != y->elements)
+        return (x->elements > y->elements) - (x->elements < y->elements);
     return (x->count > y->count) - (x->count < y->count); // the same on every machine
 }
 
-// The blocks that drop more come first: they run backward last, when the others have freed their activations.
+// The blocks that drop more come first: they run backward last, when the others have freed their
+// activations.
 int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) {
     RecomputeChoice *c = malloc((size_t)(NUM_SETS * NUM_SETS * config->L) * sizeof *c);
     REQUIRE_MEMORY(c, "a plan");
@@ -111,8 +117,9 @@ int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) 
 // Stores the first choice of the ladder that fits in model->recompute; false if none does.
 static bool fit_recompute(ModelOptions *model, double room) {
     RecomputeChoice *ladder;
-    // Lower bounds of the bytes with a set in all blocks: while the logits exist, every block holds what it keeps. That
-    // adds up, so a mixture of two sets needs at least the mixture of their bounds, and few plans are made.
+    // Lower bounds of the bytes with a set in all blocks: while the logits exist, every block holds
+    // what it keeps. That adds up, so a mixture of two sets needs at least the mixture of their
+    // bounds, and few plans are made.
     double least[RECOMPUTE_BLOCK + 1] = {0}; // by set
     const int64_t L = model->config.L;
     bool fits = false;
@@ -123,10 +130,12 @@ static bool fit_recompute(ModelOptions *model, double room) {
         MemoryPlan *plan = model_plan(&m);
         int tick = 0;
         for (int i = 0; i < memory_plan_count(plan); i++)
-            if (strcmp(memory_plan_tensor(plan, i).name, "logits") == 0) tick = memory_plan_tensor(plan, i).first_use;
+            if (strcmp(memory_plan_tensor(plan, i).name, "logits") == 0)
+                tick = memory_plan_tensor(plan, i).first_use;
         for (int i = 0; i < memory_plan_count(plan); i++) {
             const PlannedTensor t = memory_plan_tensor(plan, i);
-            const bool lives = t.first_use == PLAN_ALWAYS || (t.first_use <= tick && t.last_use >= tick);
+            const bool lives =
+                t.first_use == PLAN_ALWAYS || (t.first_use <= tick && t.last_use >= tick);
             if (lives) least[SETS[s]] += (double)t.bytes;
         }
         memory_plan_destroy(plan);
@@ -143,7 +152,8 @@ static bool fit_recompute(ModelOptions *model, double room) {
     return fits;
 }
 
-// ---------------------------------------------------------------------------------------------------------- the choice
+// -------------------------------------------------------------------------------------------------
+// the choice
 
 typedef struct {
     bool any_batch, any_recompute;
@@ -151,9 +161,9 @@ typedef struct {
     int64_t most;
 } Search;
 
-// Tokens of a micro-step that keep a GPU busy: its matmuls then have several times as many tiles as there are
-// multiprocessors, and more tokens make it no faster. Recomputing GELU and layernorm for a larger one only costs, 4 to
-// 5% by their bytes.
+// Tokens of a micro-step that keep a GPU busy: its matmuls then have several times as many tiles as
+// there are multiprocessors, and more tokens make it no faster. Recomputing GELU and layernorm for
+// a larger one only costs, 4 to 5% by their bytes.
 enum { ENOUGH_TOKENS = 65536 };
 
 // Sets model->B and model->recompute; false, and B 1 where it was free, when nothing fits.
@@ -178,8 +188,10 @@ static bool fit_model(ModelOptions *model, const Search *s) {
 // takes a while for every micro-batch: the search goes by the formulas, and the backend checks its
 // result.
 static bool choose_checked(ModelOptions *model, const Search *search) {
-    if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0) return fit_model(model, search);
-    const GpuSpec here = {.memory = (double)device_facts()->memory_total, .num_sms = device_facts()->units};
+    if (model->sizes || strcmp(device_facts()->backend, "cuda") != 0)
+        return fit_model(model, search);
+    const GpuSpec here = {.memory = (double)device_facts()->memory_total,
+                          .num_sms = device_facts()->units};
     const PlannedSizes sizes = plan_sizes(&here, ATTENTION_AUTO);
     Search s = *search;
     for (;;) {
@@ -192,7 +204,8 @@ static bool choose_checked(ModelOptions *model, const Search *search) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ remedies
+// -------------------------------------------------------------------------------------------------
+// remedies
 
 enum {
     ONE_SAMPLE = 1,
@@ -235,7 +248,8 @@ static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
 
 static bool explain_fit(const ModelOptions *model, const Search *search, Error *err) {
     static const char smaller[] = "use a smaller model or context (-e, -t)";
-    char asked[64], set[64], needs[64], there[64], batch[32], what[160] = "", least[64], advice[320];
+    char asked[64], set[64], needs[64], there[64], batch[32], what[160] = "", least[64],
+                                                              advice[320];
     const bool master = optimizer_keeps_master(model->optimizer, model->master, model->dtype);
     int known = 0; // remedies that would change something
     if (model->sequences > 1) known |= ONE_SAMPLE;
@@ -243,7 +257,8 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
     if (!search->any_recompute && model->train) known |= RECOMPUTE;
     if (model->train && model->processes > 1 && !model->divided) known |= DIVIDE;
     if (model->train && (model->optimizer != OPTIMIZER_ADAMW_8BIT || master)) known |= OPTIMIZER;
-    if (model->train && !model->gradients_in_dtype && model->dtype != DTYPE_FP32) known |= GRADIENTS;
+    if (model->train && !model->gradients_in_dtype && model->dtype != DTYPE_FP32)
+        known |= GRADIENTS;
     if (model->train && !model->offload) known |= OFFLOAD;
     // Fewer before more, and among as many in the order of the list.
     ModelOptions m;
@@ -263,12 +278,17 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
     snprintf(batch, sizeof batch, "-b %lld", (long long)m.B);
-    const char *const names[NUM_REMEDIES] = {
-        "--samples 1",        batch, "-r auto", "-z 1", "--optimizer adamw8bit -w 0", "--grad-dtype compute",
-        "--offload optimizer"};
+    const char *const names[NUM_REMEDIES] = {"--samples 1",
+                                             batch,
+                                             "-r auto",
+                                             "-z 1",
+                                             "--optimizer adamw8bit -w 0",
+                                             "--grad-dtype compute",
+                                             "--offload optimizer"};
     for (int i = 0; i < NUM_REMEDIES; i++) {
         const size_t used = strlen(what);
-        if (remedies >> i & 1) snprintf(what + used, sizeof what - used, "%s%s", used ? " " : "", names[i]);
+        if (remedies >> i & 1)
+            snprintf(what + used, sizeof what - used, "%s%s", used ? " " : "", names[i]);
     }
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)
@@ -287,9 +307,12 @@ bool plan_choose(ModelOptions *model, double room, int64_t most) {
     return choose_checked(model, &search);
 }
 
-bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most, Error *err) {
+bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double room, int64_t most,
+              Error *err) {
     const Search search = {any_batch, strcmp(recompute, "auto") == 0, room, most};
-    if (!search.any_recompute && !recompute_parse(&model->recompute, recompute, model->config.L, err)) return false;
+    if (!search.any_recompute &&
+        !recompute_parse(&model->recompute, recompute, model->config.L, err))
+        return false;
     return choose_checked(model, &search) || explain_fit(model, &search, err);
 }
 

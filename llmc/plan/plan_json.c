@@ -25,7 +25,9 @@ static void add_estimate(cJSON *to, const char *name, Estimate e) {
 static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
     const Estimate e = p->predicted;
     Estimate rate = {0};
-    if (e.likely > 0) rate = (Estimate){p->step_tokens / e.likely, p->step_tokens / e.worst, p->step_tokens / e.best};
+    if (e.likely > 0)
+        rate = (Estimate){p->step_tokens / e.likely, p->step_tokens / e.worst,
+                          p->step_tokens / e.best};
 
     cJSON *predicted = cJSON_AddObjectToObject(device, "predicted");
     add_estimate(predicted, "step_seconds", e);
@@ -40,21 +42,23 @@ static void add_predicted(cJSON *device, const DevicePlan *p, bool with_ops) {
         const PredictedOp *op = &p->prediction.ops[i];
         cJSON *row = cJSON_CreateObject();
         cJSON_AddItemToArray(ops, row);
-        JSON_ADD(row, JSON_TEXT("op", op->op), JSON_TEXT("tensor", op->tensor), JSON_NUMBER("calls", op->calls),
-                 JSON_NUMBER("flop", op->flops), JSON_NUMBER("bytes", op->bytes),
-                 JSON_NUMBER("launches", op->launches));
+        JSON_ADD(row, JSON_TEXT("op", op->op), JSON_TEXT("tensor", op->tensor),
+                 JSON_NUMBER("calls", op->calls), JSON_NUMBER("flop", op->flops),
+                 JSON_NUMBER("bytes", op->bytes), JSON_NUMBER("launches", op->launches));
 
         cJSON *parts = cJSON_AddArrayToObject(row, "parts");
         for (int k = 0; k < op->num_parts; k++) {
             cJSON *part = cJSON_CreateObject();
             cJSON_AddItemToArray(parts, part);
-            JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[k].rate)), JSON_NUMBER("amount", op->parts[k].amount));
+            JSON_ADD(part, JSON_TEXT("rate", rate_name(op->parts[k].rate)),
+                     JSON_NUMBER("amount", op->parts[k].amount));
             add_estimate(part, "seconds", op->parts[k].seconds);
         }
     }
 }
 
-// The arena: a rectangle for each tensor, its ticks and its addresses. scripts/plot_memory.py draws it.
+// The arena: a rectangle for each tensor, its ticks and its addresses. scripts/plot_memory.py draws
+// it.
 static void add_arena(cJSON *device, const ModelOptions *model) {
     char name[TICK_NAME];
     int last_tick = 0, peak_tick;
@@ -70,7 +74,8 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
     cJSON *arena = cJSON_AddObjectToObject(device, "arena");
     JSON_ADD(arena, JSON_NUMBER("total", memory_plan_total(plan)), JSON_NUMBER("peak", peak),
              JSON_NUMBER("peak_tick", peak_tick));
-    cJSON *ticks = cJSON_AddArrayToObject(arena, "ticks"), *tensors = cJSON_AddArrayToObject(arena, "tensors");
+    cJSON *ticks = cJSON_AddArrayToObject(arena, "ticks"),
+          *tensors = cJSON_AddArrayToObject(arena, "tensors");
     for (int t = 0; t <= last_tick; t++)
         cJSON_AddItemToArray(ticks, cJSON_CreateString(model_tick_name(&model->config, t, name)));
 
@@ -90,7 +95,8 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
         cJSON_AddItemToArray(tensors, tensor);
         JSON_ADD(tensor, JSON_TEXT("name", t.name), JSON_TEXT("kind", kind),
                  JSON_NUMBER("offset", memory_plan_offset(plan, i)), JSON_NUMBER("bytes", t.bytes),
-                 JSON_NUMBER("first", first), JSON_NUMBER("last", last), JSON_BOOL("always", always));
+                 JSON_NUMBER("first", first), JSON_NUMBER("last", last),
+                 JSON_BOOL("always", always));
     }
 
     memory_plan_destroy(plan);
@@ -114,10 +120,11 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     cJSON *device = cJSON_CreateObject();
     cJSON_AddItemToArray(devices, device);
     JSON_ADD(device, JSON_TEXT("name", name), JSON_NUMBER("memory_bytes", memory_bytes),
-             JSON_TEXT("dtype", dtype_name(p->model.dtype)), JSON_KNOWN("peak_flops", gpu_spec_peak(g, p->model.dtype)),
+             JSON_TEXT("dtype", dtype_name(p->model.dtype)),
+             JSON_KNOWN("peak_flops", gpu_spec_peak(g, p->model.dtype)),
              JSON_KNOWN("peak_fp8_flops", fp8_flops), JSON_KNOWN("bandwidth", g->bandwidth),
-             JSON_KNOWN("link", g->link), JSON_KNOWN("gpu_link", p->exchange_rate), JSON_BOOL("fits", p->fits), why_not,
-             JSON_NUMBER("batch_size", p->model.B));
+             JSON_KNOWN("link", g->link), JSON_KNOWN("gpu_link", p->exchange_rate),
+             JSON_BOOL("fits", p->fits), why_not, JSON_NUMBER("batch_size", p->model.B));
 
     add_recompute(device, &p->model.recompute, &p->model);
     const double N = (double)parameter_total(&p->model.config);
@@ -127,14 +134,17 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
         JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
         if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
     }
-    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total), JSON_NUMBER("context", plan_reserve(g->memory)),
-             JSON_NUMBER("nccl", p->nccl), JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
+    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total),
+             JSON_NUMBER("context", plan_reserve(g->memory)), JSON_NUMBER("nccl", p->nccl),
+             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
              JSON_NUMBER("bytes_per_parameter", a_parameter));
 
     cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
-    for (int k = 0; k < KIND_COUNT; k++) JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
+    for (int k = 0; k < KIND_COUNT; k++)
+        JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
     JSON_ADD(cJSON_AddObjectToObject(device, "largest_batch"), JSON_NUMBER("0", p->most[0]),
-             JSON_NUMBER("1", p->most[1]), JSON_NUMBER("2", p->most[2]), JSON_NUMBER("3", p->most[3]));
+             JSON_NUMBER("1", p->most[1]), JSON_NUMBER("2", p->most[2]),
+             JSON_NUMBER("3", p->most[3]));
 
     cJSON *chosen = cJSON_AddObjectToObject(device, "auto");
     JSON_ADD(chosen, JSON_NUMBER("batch_size", p->auto_batch));
@@ -146,10 +156,12 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     // The least time of a step and of the run.
     JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
              JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
-             JSON_NUMBER("step_link_bytes", s->link_bytes), JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
+             JSON_NUMBER("step_link_bytes", s->link_bytes),
+             JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
              JSON_KNOWN("step_exchange_seconds", p->exchange_seconds),
-             JSON_KNOWN("step_exposed_seconds", p->exposed_seconds), JSON_KNOWN("efficiency", p->efficiency),
-             JSON_NUMBER("step_tokens", p->step_tokens), JSON_KNOWN("step_seconds", p->step_seconds),
+             JSON_KNOWN("step_exposed_seconds", p->exposed_seconds),
+             JSON_KNOWN("efficiency", p->efficiency), JSON_NUMBER("step_tokens", p->step_tokens),
+             JSON_KNOWN("step_seconds", p->step_seconds),
              JSON_KNOWN("tokens_per_second", tokens_per_second), JSON_KNOWN("steps", p->steps),
              JSON_KNOWN("run_seconds", p->run_seconds));
 
@@ -157,16 +169,19 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
 }
 
 void plan_json_shape(cJSON *to, const ModelConfig *c) {
-    static const char *const norms[] = {"layernorm", "rmsnorm"}, *const activations[] = {"gelu", "swiglu", "relu2"};
-    JSON_ADD(to, JSON_NUMBER("L", c->L), JSON_NUMBER("C", c->C), JSON_NUMBER("NH", c->NH), JSON_NUMBER("V", c->V),
-             JSON_NUMBER("Vp", c->Vp), JSON_NUMBER("max_T", c->max_T), JSON_NUMBER("d_ff", model_size(c, DIM_FF)));
+    static const char *const norms[] = {"layernorm", "rmsnorm"}, *const activations[] = {
+                                                                     "gelu", "swiglu", "relu2"};
+    JSON_ADD(to, JSON_NUMBER("L", c->L), JSON_NUMBER("C", c->C), JSON_NUMBER("NH", c->NH),
+             JSON_NUMBER("V", c->V), JSON_NUMBER("Vp", c->Vp), JSON_NUMBER("max_T", c->max_T),
+             JSON_NUMBER("d_ff", model_size(c, DIM_FF)));
     if (model_is_gpt2(c)) return;
     JsonField class = JSON_KNOWN("class", 0);
     if (model_class(c)) class = JSON_TEXT("class", model_class(c));
-    JSON_ADD(to, class, JSON_NUMBER("NKV", model_kv_heads(c)), JSON_NUMBER("HS", model_head_size(c)),
-             JSON_KNOWN("rope_base", (double)c->rope_base), JSON_TEXT("norm", norms[c->norm]),
-             JSON_TEXT("activation", activations[c->activation]), JSON_BOOL("qk_norm", c->qk_norm),
-             JSON_BOOL("bias", !c->no_bias), JSON_BOOL("tied", !c->untied), JSON_BOOL("embed_norm", c->embed_norm));
+    JSON_ADD(to, class, JSON_NUMBER("NKV", model_kv_heads(c)),
+             JSON_NUMBER("HS", model_head_size(c)), JSON_KNOWN("rope_base", (double)c->rope_base),
+             JSON_TEXT("norm", norms[c->norm]), JSON_TEXT("activation", activations[c->activation]),
+             JSON_BOOL("qk_norm", c->qk_norm), JSON_BOOL("bias", !c->no_bias),
+             JSON_BOOL("tied", !c->untied), JSON_BOOL("embed_norm", c->embed_norm));
 }
 
 void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
@@ -187,8 +202,9 @@ void plan_json(FILE *out, const DevicePlan *plans, int count, const PlanRequest 
     JSON_ADD(run, JSON_NUMBER("T", m->T), batch_size, JSON_TEXT("recompute", r->recompute),
              JSON_KNOWN("tokens", r->tokens), JSON_TEXT("optimizer", optimizer_name(m->optimizer)),
              JSON_BOOL("master_weights", m->master && optimizer_has_master(m->optimizer)),
-             JSON_TEXT("grad_dtype", grad_dtype), JSON_TEXT("offload", offload), JSON_BOOL("fp8", m->fp8),
-             JSON_BOOL("train", m->train), JSON_NUMBER("gpus", max_i64(m->processes, 1)),
+             JSON_TEXT("grad_dtype", grad_dtype), JSON_TEXT("offload", offload),
+             JSON_BOOL("fp8", m->fp8), JSON_BOOL("train", m->train),
+             JSON_NUMBER("gpus", max_i64(m->processes, 1)),
              JSON_NUMBER("reduce_groups", max_i64(m->groups, 1)));
 
     cJSON *sources = NULL;

@@ -1,5 +1,5 @@
-// --plan json: the plans of devices as one JSON object. Its keys stay; doc/memory.md lists them. Bytes, FLOP and
-// seconds are plain numbers; unknown values are null.
+// --plan json: the plans of devices as one JSON object. Its keys stay; doc/memory.md lists them.
+// Bytes, FLOP and seconds are plain numbers; unknown values are null.
 #pragma once
 #include "llmc/base/json.h"
 #include "llmc/plan/plan.h"

@@ -8,10 +8,12 @@ PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
     return (PlannedSizes){gpu->num_sms, gpu->compute_capability, (int64_t)gpu->memory, attention};
 }
 
-// --------------------------------------------------------------------------------------------------- available memory
+// -------------------------------------------------------------------------------------------------
+// available memory
 
-// This reserve has not been measured yet. In addition to the arena there are the kernels of this program, the kernels that cuBLASLt and cuDNN
-// load when they first run, cuDNN's handle, the tables of updates and recorded graphs.
+// This reserve has not been measured yet. In addition to the arena there are the kernels of this
+// program, the kernels that cuBLASLt and cuDNN load when they first run, cuDNN's handle, the tables
+// of updates and recorded graphs.
 double plan_reserve(double memory) { return fmin(1e9, 0.06 * memory); }
 
 double plan_room(bool automatic) {
@@ -20,15 +22,18 @@ double plan_room(bool automatic) {
     if (strcmp(facts->backend, "cpu") != 0) {
         double reserve = plan_reserve(total);
         if (facts->memory_spills) reserve = fmax(reserve, 0.1 * total);
-        return fmax(0, (double)device_memory_free() - reserve); // NCCL has taken its memory since device_init
+        return fmax(0, (double)device_memory_free() -
+                           reserve); // NCCL has taken its memory since device_init
     }
     if (!automatic) return available;
     return fmax(0, available - fmax(0.05 * available, 0x1p28));
 }
 
-// ------------------------------------------------------------------------------------------------ kinds of activations
+// ------------------------------------------------------------------------------------------------
+// kinds of activations
 
-// By the names that model_memory.c and its neighbours give: test_plan fails where one is missing here.
+// By the names that model_memory.c and its neighbours give: test_plan fails where one is missing
+// here.
 static const struct {
     const char *name, *tensors;
 } KINDS[] = {
@@ -56,7 +61,8 @@ int activation_kind(const char *name) {
     for (int k = 0; k < KIND_OTHER; k++)
         for (const char *at = KINDS[k].tensors; at; at = strchr(at, ' ')) {
             at += *at == ' ';
-            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0')) return k;
+            if (strncmp(at, name, length) == 0 && (at[length] == ' ' || at[length] == '\0'))
+                return k;
         }
     return KIND_OTHER;
 }
@@ -66,7 +72,8 @@ PlannedMemory plan_memory(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
     int tick;
     const int64_t peak = memory_plan_live_peak(plan, &tick);
-    for (int c = 0; c < MEM_CLASS_COUNT; c++) m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
+    for (int c = 0; c < MEM_CLASS_COUNT; c++)
+        m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
     for (int i = 0; i < memory_plan_count(plan); i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.first_use == PLAN_ALWAYS || t.first_use > tick || t.last_use < tick) continue;

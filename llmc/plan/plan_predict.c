@@ -1,6 +1,6 @@
-// See plan_predict.h. Calls, FLOP and bytes are those of a dry run of the step (dry_run.h); the rates, by kind of op,
-// are this file's. --plan prints the sum, --plan json all of it, and dev/bench/predict.py compares it with a measured
-// profile.
+// See plan_predict.h. Calls, FLOP and bytes are those of a dry run of the step (dry_run.h); the
+// rates, by kind of op, are this file's. --plan prints the sum, --plan json all of it, and
+// dev/bench/predict.py compares it with a measured profile.
 #include "llmc/plan/plan_predict.h"
 
 #include "llmc/base/error.h"
@@ -11,7 +11,8 @@
 #include <math.h>
 #include <string.h>
 
-// --------------------------------------------------------------------------------------------------------------- rates
+// -------------------------------------------------------------------------------------------------
+// rates
 
 static const char *const RATE_NAMES[RATE_COUNT] = {
     [RATE_MATMUL] = "matmul",
@@ -32,10 +33,11 @@ static const char *const RATE_NAMES[RATE_COUNT] = {
 
 const char *rate_name(RateKind rate) { return RATE_NAMES[rate]; }
 
-// Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. Hopper: fitted to the profiles of
-// 13 models on an H200 and an H100 (dev/bench/results), whose steps they give within 5%. Ampere: not measured, from
-// measurements of others (llm.c's steps, cuDNN, FlashAttention) and from instruction counts of our kernels. Two names:
-// the same chip with another memory.
+// Shares of the datasheet's peak (the first five) and bandwidth; a launch in seconds. Hopper:
+// fitted to the profiles of 13 models on an H200 and an H100 (dev/bench/results), whose steps they
+// give within 5%. Ampere: not measured, from measurements of others (llm.c's steps, cuDNN,
+// FlashAttention) and from instruction counts of our kernels. Two names: the same chip with another
+// memory.
 static const struct {
     const char *gpu, *also;
     Estimate rates[RATE_COUNT];
@@ -43,13 +45,16 @@ static const struct {
     {"H200",
      "H100 SXM",
      {
-         [RATE_MATMUL] = {0.715, 0.67, 0.76}, // mean of the shapes below: at K = 768 much is prologue and epilogue
+         [RATE_MATMUL] = {0.715, 0.67, 0.76}, // mean of the shapes below: at K = 768 much is
+                                              // prologue and epilogue
          [RATE_ATTENTION_FORWARD] = {0.288, 0.26, 0.31},
-         [RATE_ATTENTION_BACKWARD] = {0.178, 0.155, 0.205}, // of 5 products; cuDNN's form that writes dS, or ours
+         [RATE_ATTENTION_BACKWARD] = {0.178, 0.155,
+                                      0.205}, // of 5 products; cuDNN's form that writes dS, or ours
          [RATE_OUR_ATTENTION_FORWARD] = {0.192, 0.17, 0.22},
          [RATE_OUR_ATTENTION_BACKWARD] = {0.163, 0.14, 0.19},
          [RATE_COPY] = {0.86, 0.80, 0.90},
-         [RATE_LAYERNORM_BACKWARD] = {0.72, 0.62, 0.81}, // 37 KB a multiprocessor on the way at any moment
+         [RATE_LAYERNORM_BACKWARD] = {0.72, 0.62,
+                                      0.81}, // 37 KB a multiprocessor on the way at any moment
          [RATE_CROSS_ENTROPY] = {0.86, 0.76, 0.90},
          [RATE_GELU] = {0.79, 0.6, 0.9},           // bytes of the pre-activation
          [RATE_GELU_GRADIENT] = {0.51, 0.4, 0.6},  // bytes of its operand
@@ -76,7 +81,8 @@ static const struct {
 
 static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWARD; }
 
-// ----------------------------------------------------------------------------------------------------------------- ops
+// -------------------------------------------------------------------------------------------------
+// ops
 
 typedef enum {
     PRODUCT_FORWARD,
@@ -90,7 +96,8 @@ typedef enum {
 static const struct {
     const char *op;
     ProductKind product;
-    RateKind rate; // of what the epilogue of a product moves (RATE_COUNT: nothing); else of the op's FLOP or bytes
+    RateKind rate; // of what the epilogue of a product moves (RATE_COUNT: nothing); else of the
+                   // op's FLOP or bytes
     int launches;
 } OPS[] = {
     {"matmul_forward", PRODUCT_FORWARD, RATE_COUNT, 1},
@@ -98,7 +105,8 @@ static const struct {
     {"matmul_gelu_forward", PRODUCT_FORWARD, RATE_GELU, 2},
     {"matmul_backward_input", PRODUCT_INPUT_GRADIENT, RATE_COUNT, 1},
     {"matmul_gelu_backward_input", PRODUCT_INPUT_GRADIENT, RATE_GELU_GRADIENT, 1},
-    {"matmul_backward_weight", PRODUCT_WEIGHT_GRADIENT, RATE_COUNT, 1}, // and its bias gradient, see WEIGHTS
+    {"matmul_backward_weight", PRODUCT_WEIGHT_GRADIENT, RATE_COUNT,
+     1}, // and its bias gradient, see WEIGHTS
     {"matmul_stack", PRODUCT_FORWARD, RATE_COUNT, 1},
     {"attention_forward", NO_PRODUCT, RATE_ATTENTION_FORWARD, 1},
     {"attention_backward", NO_PRODUCT, RATE_ATTENTION_BACKWARD, 3},
@@ -110,8 +118,8 @@ static const struct {
     {"another", NO_PRODUCT, RATE_COPY, 1},
 };
 
-// The matmuls of a block: their rates over the mean, as short sums and narrow outputs cost; and the bias gradient of
-// their layer, unless layernorm_backward has it.
+// The matmuls of a block: their rates over the mean, as short sums and narrow outputs cost; and the
+// bias gradient of their layer, unless layernorm_backward has it.
 static const struct {
     const char *tensor;
     double factors[PRODUCT_KINDS];
@@ -154,14 +162,17 @@ static PredictedOp *predicted_row(Prediction *to, const OpCost *cost) {
 // Adds to part k of a row.
 static void add_part(PredictedOp *row, int k, RateKind rate, double amount, double factor) {
     REQUIRE(k < MOST_PARTS, "more than %d parts", MOST_PARTS);
-    if (k == row->num_parts) row->parts[row->num_parts++] = (PredictedPart){.rate = rate, .factor = factor};
+    if (k == row->num_parts)
+        row->parts[row->num_parts++] = (PredictedPart){.rate = rate, .factor = factor};
     row->parts[k].amount += amount;
 }
 
 // FLOP of a product of `rows` rows with a weight (OC,IC).
-static void add_product(PredictedOp *row, int k, ProductKind kind, double flops, int64_t rows, int weight) {
+static void add_product(PredictedOp *row, int k, ProductKind kind, double flops, int64_t rows,
+                        int weight) {
     const int64_t IC = row->shape[1], OC = row->shape[2];
-    const MatmulShape shapes[PRODUCT_KINDS] = {{rows, OC, IC, false}, {rows, IC, OC, false}, {OC, IC, rows, true}};
+    const MatmulShape shapes[PRODUCT_KINDS] = {
+        {rows, OC, IC, false}, {rows, IC, OC, false}, {OC, IC, rows, true}};
     add_part(row, k, RATE_MATMUL, flops, WEIGHTS[weight].factors[kind]);
     row->parts[k].shape = shapes[kind];
 }
@@ -181,7 +192,8 @@ static void see_op(void *context, const OpCost *cost, double calls) {
 
     if (rate == RATE_CROSS_ENTROPY) {
         for (int kind = 0; kind < PRODUCT_KINDS; kind++)
-            add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3, (int64_t)s->chunk_rows, weight);
+            add_product(row, kind, (ProductKind)kind, calls * cost->flops / 3,
+                        (int64_t)s->chunk_rows, weight);
         add_part(row, PRODUCT_KINDS, rate, calls * 2 * N * OC * s->element_bytes, 1);
     } else if (product == PRODUCT_WEIGHT_GRADIENT) {
         const double bias = N * OC * s->element_bytes;
@@ -207,7 +219,8 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     row->launches += calls * launches;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- time
+// -------------------------------------------------------------------------------------------------
+// time
 
 // The rate that a part has on this GPU with these options, and its FLOP or bytes.
 static PredictedPart chosen(PredictedPart p, const Estimate *rates, const PredictOptions *o) {
@@ -226,7 +239,8 @@ static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Predic
         if (o->gelu_fusion == 0 || rates[RATE_GELU_GRADIENT].likely == 0) p.amount = 0;
         p.rate = RATE_BIAS_GRADIENT;
         break;
-    case RATE_QKV_BIAS_GRADIENT: // our attention's backward kernels have it, but for 1/32 of its bytes
+    case RATE_QKV_BIAS_GRADIENT: // our attention's backward kernels have it, but for 1/32 of its
+                                 // bytes
         if (own) p.amount *= 1.0 / 32;
         p.rate = RATE_BIAS_GRADIENT;
         break;
@@ -242,11 +256,13 @@ static PredictedPart chosen(PredictedPart p, const Estimate *rates, const Predic
     return p;
 }
 
-static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, const PredictOptions *o,
-                       bool or_limit) {
+static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *model,
+                       const PredictOptions *o, bool or_limit) {
     const Estimate *rates = NULL; // of 16-bit matmuls
-    for (size_t i = 0; model->dtype != DTYPE_FP32 && gpu->name && i < sizeof RATES / sizeof *RATES; i++)
-        if (strcmp(RATES[i].gpu, gpu->name) == 0 || strcmp(RATES[i].also, gpu->name) == 0) rates = RATES[i].rates;
+    for (size_t i = 0; model->dtype != DTYPE_FP32 && gpu->name && i < sizeof RATES / sizeof *RATES;
+         i++)
+        if (strcmp(RATES[i].gpu, gpu->name) == 0 || strcmp(RATES[i].also, gpu->name) == 0)
+            rates = RATES[i].rates;
     const double peak = gpu_spec_peak(gpu, model->dtype);
     Estimate limits[RATE_COUNT];
     for (int i = 0; i < RATE_COUNT; i++) limits[i] = (Estimate){1, 1, 1};
@@ -271,7 +287,8 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
             const Estimate rate = rates[part->rate];
             const double limit = is_of_peak(part->rate) ? peak : gpu->bandwidth;
             const double amount = part->amount / (limit * part->factor);
-            part->seconds = (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
+            part->seconds =
+                (Estimate){amount / rate.likely, amount / rate.worst, amount / rate.best};
             Estimate *sum = &by_rate[part->rate];
             sum->likely += part->seconds.likely;
             sum->worst += part->seconds.worst;
@@ -279,7 +296,8 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
         }
     }
     p->launch = rates[RATE_LAUNCH];
-    p->between = (Estimate){kernels * p->launch.likely, kernels * p->launch.worst, kernels * p->launch.best};
+    p->between =
+        (Estimate){kernels * p->launch.likely, kernels * p->launch.worst, kernels * p->launch.best};
     by_rate[RATE_LAUNCH] = p->between;
     // Ops of one rate err together, different rates do not.
     double likely = 0, worse = 0, better = 0;
@@ -292,21 +310,25 @@ static void find_times(Prediction *p, const GpuSpec *gpu, const ModelOptions *mo
     p->step = (Estimate){likely, likely + sqrt(worse), likely - sqrt(better)};
 }
 
-void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens, const PredictOptions *o,
-                  bool or_limit) {
-    const OpsShape shape = {
-        .B = model->B, .T = model->T, .C = model->config.C, .Vp = model->config.Vp, .dtype = model->dtype};
+void plan_predict(Prediction *p, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens,
+                  const PredictOptions *o, bool or_limit) {
+    const OpsShape shape = {.B = model->B,
+                            .T = model->T,
+                            .C = model->config.C,
+                            .Vp = model->config.Vp,
+                            .dtype = model->dtype};
     const int num_sms = (int)max_i64(gpu->num_sms, 1);
-    // Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score costs as much as 64 elements of its
-    // products (cuDNN on an H100: 128 elements reach 1.33 times the rate of 64), so longer heads reach higher rates.
-    // Relative to 64 elements, which the rates above are of.
+    // Heads are computed as 32, 64, 96 or 128 elements. The softmax of a score costs as much as 64
+    // elements of its products (cuDNN on an H100: 128 elements reach 1.33 times the rate of 64), so
+    // longer heads reach higher rates. Relative to 64 elements, which the rates above are of.
     const int64_t HS = model_head_size(&model->config);
     const double heads = (double)HS / (double)(round_up(HS, 32) + 64) * ((64.0 + 64) / 64);
     StepView view = {.to = p,
                      .element_bytes = (double)dtype_size(model->dtype),
                      .heads = heads,
                      .no_bias = model->config.no_bias,
-                     .chunk_rows = (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
+                     .chunk_rows =
+                         (double)cuda_size_head_chunk_rows(shape, num_sms, (int64_t)gpu->memory)};
     memset(p, 0, sizeof *p);
     if (!model->train || model->fp8) return; // no rates are assumed for these
     if (dry_run_step(model, (double)tokens / (double)(model->B * model->T), see_op, &view))

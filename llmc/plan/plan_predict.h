@@ -1,4 +1,5 @@
-// The predicted time of a step on a GPU: each op of the step at the rate that its kind is assumed to reach there.
+// The predicted time of a step on a GPU: each op of the step at the rate that its kind is assumed
+// to reach there.
 #pragma once
 #include "llmc/model/model.h"
 #include "llmc/plan/gpu_table.h"
@@ -27,7 +28,8 @@ typedef enum {
 } RateKind;
 const char *rate_name(RateKind rate);
 
-// A matmul (M,N) = (M,K) @ (K,N). sums_tokens: K counts tokens (a weight gradient), otherwise M does.
+// A matmul (M,N) = (M,K) @ (K,N). sums_tokens: K counts tokens (a weight gradient), otherwise M
+// does.
 typedef struct {
     int64_t M, N, K;
     bool sums_tokens;
@@ -55,9 +57,10 @@ typedef struct {
 typedef struct {
     int count;
     PredictedOp ops[MOST_PREDICTED_OPS]; // none with --fp8 or --offload
-    bool is_known;                       // of this GPU and dtype; otherwise nothing below, and no seconds above
-    bool is_limit;                       // its times are those of the datasheet's peak and bandwidth
-    Estimate step, between, launch;      // seconds: of a step, its part between kernels, and between two of them
+    bool is_known; // of this GPU and dtype; otherwise nothing below, and no seconds above
+    bool is_limit; // its times are those of the datasheet's peak and bandwidth
+    Estimate step, between,
+        launch; // seconds: of a step, its part between kernels, and between two of them
 } Prediction;
 
 typedef struct {
@@ -67,5 +70,5 @@ typedef struct {
 
 // A step of `tokens` tokens on one GPU. or_limit: where no rates are assumed,
 // takes those of the datasheet.
-void plan_predict(Prediction *prediction, const GpuSpec *gpu, const ModelOptions *model, int64_t tokens,
-                  const PredictOptions *options, bool or_limit);
+void plan_predict(Prediction *prediction, const GpuSpec *gpu, const ModelOptions *model,
+                  int64_t tokens, const PredictOptions *options, bool or_limit);

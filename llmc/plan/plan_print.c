@@ -1,4 +1,5 @@
-// See plan_print.h. Figures are those of plan_device; every line says whether it is a plan or a limit.
+// See plan_print.h. Figures are those of plan_device; every line says whether it is a plan or a
+// limit.
 #include "llmc/plan/plan_print.h"
 
 #include "llmc/base/arithmetic.h"
@@ -25,14 +26,16 @@ static const char *set_text(const Recompute *r, const ModelOptions *model, char 
     return recompute_text(r, model->config.L, buf, SET_TEXT);
 }
 
-// ------------------------------------------------------------------------------------------------------------- the run
+// -------------------------------------------------------------------------------------------------
+// the run
 
 // first: the plan for any device. The length of a step is known only with -d or -b.
 static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
     const ModelOptions *m = &r->model;
     char n[TEXT], shape[MODEL_TEXT], batch[TEXT] = "auto";
 
-    fprintf(out, "plan        %s: %s parameters\n", model_config_text(&m->config, m->T, shape, sizeof shape),
+    fprintf(out, "plan        %s: %s parameters\n",
+            model_config_text(&m->config, m->T, shape, sizeof shape),
             format_count((double)parameter_total(&m->config), n, TEXT));
 
     if (m->B > 0) snprintf(batch, TEXT, "%lld", (long long)m->B);
@@ -40,14 +43,16 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
     if (m->B > 0 || r->step_windows > 0) {
         fprintf(out, ", %.0f tokens a step", first->step_tokens);
         if (first->tokens > 0)
-            fprintf(out, ", %.0f steps: %s tokens", first->steps, format_count(first->tokens, n, TEXT));
+            fprintf(out, ", %.0f steps: %s tokens", first->steps,
+                    format_count(first->tokens, n, TEXT));
     }
     fprintf(out, "\n");
 
     for (int i = 0; r->data && r->data->count > 1 && i < r->data->count; i++) {
         const double share = mixture_share(r->data, i);
         fprintf(out, "plan        %s: share %.4g%%", r->data->names[i], 100 * share);
-        if (first->tokens > 0) fprintf(out, ", %s tokens", format_count(share * first->tokens, n, TEXT));
+        if (first->tokens > 0)
+            fprintf(out, ", %s tokens", format_count(share * first->tokens, n, TEXT));
         fprintf(out, "\n");
     }
 
@@ -56,18 +61,22 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
     if (m->train)
         fprintf(out, "plan        %s%s, gradients in %s%s%s\n", optimizer_name(m->optimizer),
                 has_master ? " with master weights" : "", dtype_name(gradients),
-                m->offload ? ", its state in host memory" : "", m->fp8 ? ", matmuls of the blocks in fp8" : "");
+                m->offload ? ", its state in host memory" : "",
+                m->fp8 ? ", matmuls of the blocks in fp8" : "");
 
     if (first->gpus > 1)
         fprintf(out,
-                "plan        %d GPUs, %d groups of sequences; memory, -b and -r are those of each GPU, tokens those of "
+                "plan        %d GPUs, %d groups of sequences; memory, -b and -r are those of each "
+                "GPU, tokens those of "
                 "all\n",
                 first->gpus, m->groups);
 
-    fprintf(out, "plan        computed from shapes and datasheets: nothing below was run or measured\n");
+    fprintf(out,
+            "plan        computed from shapes and datasheets: nothing below was run or measured\n");
 }
 
-// ---------------------------------------------------------------------------------------------------------- the memory
+// -------------------------------------------------------------------------------------------------
+// the memory
 
 static void print_memory(FILE *out, const DevicePlan *p) {
     char bytes[TEXT], more[TEXT], set[SET_TEXT];
@@ -78,7 +87,8 @@ static void print_memory(FILE *out, const DevicePlan *p) {
         fprintf(out, "planned     %-12s %9s", memory_class_name(c), format_bytes(n, bytes, TEXT));
         if (c < MEM_ACTIVATIONS) fprintf(out, "  %5.2f bytes a parameter", n / N);
         if (c == MEM_ACTIVATIONS)
-            fprintf(out, "  %.0f KiB a token; at the peak:", n / 1024 / (double)(p->model.B * p->model.T));
+            fprintf(out, "  %.0f KiB a token; at the peak:",
+                    n / 1024 / (double)(p->model.B * p->model.T));
         fprintf(out, "\n");
         for (int k = 0; c == MEM_ACTIVATIONS && k < KIND_COUNT; k++)
             if (p->memory.kinds[k] > 0)
@@ -86,10 +96,12 @@ static void print_memory(FILE *out, const DevicePlan *p) {
                         format_bytes(p->memory.kinds[k], bytes, TEXT));
     }
 
-    fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total", format_bytes(p->memory.total, bytes, TEXT),
-            (long long)p->model.B, set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
+    fprintf(out, "planned     %-12s %9s  with -b %lld -r %s in %s", "total",
+            format_bytes(p->memory.total, bytes, TEXT), (long long)p->model.B,
+            set_text(&p->model.recompute, &p->model, set), dtype_name(p->model.dtype));
     if (p->gpu.spec.memory > 0) {
-        fprintf(out, "; plus %s for the CUDA context", format_bytes(plan_reserve(p->gpu.spec.memory), more, TEXT));
+        fprintf(out, "; plus %s for the CUDA context",
+                format_bytes(plan_reserve(p->gpu.spec.memory), more, TEXT));
         if (p->nccl > 0) fprintf(out, " and %s for NCCL", format_bytes(p->nccl, more, TEXT));
         fprintf(out, "\n");
     } else
@@ -100,14 +112,15 @@ static void print_memory(FILE *out, const DevicePlan *p) {
         other.dtype = DTYPE_FP32;
         if (p->model.dtype == DTYPE_FP32) other.dtype = DTYPE_BF16;
         fprintf(out,
-                "planned     in %s      %9s  there are no instructions for bf16 here: a run with --dtype auto takes "
+                "planned     in %s      %9s  there are no instructions for bf16 here: a run with "
+                "--dtype auto takes "
                 "fp32\n",
                 dtype_name(other.dtype), format_bytes(plan_memory(&other).total, bytes, TEXT));
     }
 
     if (p->memory.host > 0)
-        fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n", "host memory",
-                format_bytes(p->memory.host, bytes, TEXT));
+        fprintf(out, "planned     %-12s %9s  master weights and state of the optimizer\n",
+                "host memory", format_bytes(p->memory.host, bytes, TEXT));
 }
 
 static const char *batch_text(int64_t B, char buf[TEXT]) {
@@ -129,15 +142,17 @@ static void print_most(FILE *out, const DevicePlan *p) {
     if (!p->fits) fprintf(out, "planned     %s\n", p->why_not.text);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the limits
+// -------------------------------------------------------------------------------------------------
+// the limits
 
 static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     char bytes[TEXT], share[TEXT] = "a step";
     const ModelOptions *model = &p->model;
 
-    const double again =
-        (double)p->share_tokens * recompute_flops_per_token(&model->recompute, &model->config, model->T);
-    if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
+    const double again = (double)p->share_tokens *
+                         recompute_flops_per_token(&model->recompute, &model->config, model->T);
+    if (p->gpus > 1)
+        snprintf(share, TEXT, "in a step, each GPU with %lld tokens", (long long)p->share_tokens);
 
     const char *formula = "72 L C^2 + 6 Vp C + 6 L C (T+1)";
     if (model->config.d_ff) formula = "24 L C^2 + 12 L C d_ff + 6 Vp C + 6 L C (T+1)";
@@ -150,15 +165,19 @@ static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     if (again > 0) fprintf(out, ", and %.3g%% for -r", 100 * again / (s->flops - again));
     if (s->fp8_flops > 0) fprintf(out, "; %.3g%% of it in fp8", 100 * s->fp8_flops / s->flops);
     if (p->gpus > 1) snprintf(share, TEXT, "in a step, each GPU");
-    fprintf(out, "\nlimit       %s moves %s outside its matmuls; norm and update take %.3g bytes a parameter\n", share,
-            format_bytes(s->bytes, bytes, TEXT), plan_step_bytes(model, 0) / (double)parameter_total(&model->config));
+    fprintf(out,
+            "\nlimit       %s moves %s outside its matmuls; norm and update take %.3g bytes a "
+            "parameter\n",
+            share, format_bytes(s->bytes, bytes, TEXT),
+            plan_step_bytes(model, 0) / (double)parameter_total(&model->config));
 
     if (s->link_bytes > 0)
         fprintf(out, "limit       a step sends %s to the GPU and as much back\n",
                 format_bytes(s->link_bytes, bytes, TEXT));
 
     fprintf(out,
-            "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the datasheet; real steps "
+            "limit       min time of a step = FLOP / dense peak + bytes / bandwidth%s%s of the "
+            "datasheet; real steps "
             "take longer\n",
             s->link_bytes > 0 ? " + bytes / link" : "", p->gpus > 1 ? " + exposed exchange" : "");
 }
@@ -180,7 +199,8 @@ static Limits limits_of(const DevicePlan *p) {
     return l;
 }
 
-// --------------------------------------------------------------------------------------------------- one GPU, all GPUs
+// -------------------------------------------------------------------------------------------------
+// one GPU, all GPUs
 
 static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;
@@ -203,10 +223,14 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     char name[TEXT], bytes[TEXT], likely[TEXT], worst[TEXT], best[TEXT];
     if (g->nvlink > 0) over = "NVLink";
     if (p->gpus > 1 && p->exchange_rate > 0) {
-        fprintf(out, "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, >= %.3g s\n",
-                format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9, over, p->exchange_seconds);
         fprintf(out,
-                "limit       computation hides at most %.3g s of it, %.3g s are exposed: efficiency %.1f%% if both "
+                "limit       in a step, each GPU sends %s and receives as much: %.4g GB/s over %s, "
+                ">= %.3g s\n",
+                format_bytes(p->exchange_bytes, bytes, TEXT), p->exchange_rate / 1e9, over,
+                p->exchange_seconds);
+        fprintf(out,
+                "limit       computation hides at most %.3g s of it, %.3g s are exposed: "
+                "efficiency %.1f%% if both "
                 "reach the datasheet\n",
                 p->exchange_seconds - p->exposed_seconds, p->exposed_seconds, 100 * p->efficiency);
     }
@@ -218,14 +242,18 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     // "0.118 s (0.111 to 0.127)", "554K (518K to 593K)".
     if (p->model.fp8 || p->model.offload) unknown = "this kind of run";
     if (e.likely == 0) {
-        fprintf(out, "predicted   %s: no rates are assumed for %s\n", device_text(p, name), unknown);
+        fprintf(out, "predicted   %s: no rates are assumed for %s\n", device_text(p, name),
+                unknown);
         return;
     }
-    fprintf(out, "predicted   %s: a step %.3g s (%.3g to %.3g)", device_text(p, name), e.likely, e.best, e.worst);
+    fprintf(out, "predicted   %s: a step %.3g s (%.3g to %.3g)", device_text(p, name), e.likely,
+            e.best, e.worst);
     fprintf(out, ", %s tokens/s (%s to %s), by the rates that each kind of op is assumed to reach",
-            format_count(p->step_tokens / e.likely, likely, TEXT), format_count(p->step_tokens / e.worst, worst, TEXT),
+            format_count(p->step_tokens / e.likely, likely, TEXT),
+            format_count(p->step_tokens / e.worst, worst, TEXT),
             format_count(p->step_tokens / e.best, best, TEXT));
-    if (p->steps > 0) fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
+    if (p->steps > 0)
+        fprintf(out, "; all steps %s", format_duration(e.likely * p->steps, likely, TEXT));
     fprintf(out, "\n");
 }
 
@@ -241,8 +269,8 @@ typedef struct {
 static void print_table(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     print_memory(out, plans);
     print_most(out, plans);
-    fprintf(out,
-            "planned     --gpu shows the same for a GPU; 1 GB of each, at most 6%%, stays free for the CUDA context\n");
+    fprintf(out, "planned     --gpu shows the same for a GPU; 1 GB of each, at most 6%%, stays "
+                 "free for the CUDA context\n");
 
     if (plans->model.train) {
         const StepLimit s = plan_step_limit(&plans[1].gpu.spec, &plans->model, plans->share_tokens);
@@ -252,7 +280,8 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
     for (int row = 0; row < count; row++) { // the first has the titles
         const DevicePlan *p = &plans[max_i64(row, 1)];
         const GpuSpec *g = &p->gpu.spec;
-        const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0; // for each device
+        // for each device
+        const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0;
         const Limits l = limits_of(p);
         Column c[] = {
             {.title = "GPU", .width = -12},
@@ -284,7 +313,8 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
         if (p->batch > 0) snprintf(c[6].text, TEXT, "%lld", (long long)p->batch);
         memcpy(c[7].text, l.step, TEXT);
         memcpy(c[8].text, l.rate, TEXT);
-        if (p->predicted.likely > 0) format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
+        if (p->predicted.likely > 0)
+            format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
         memcpy(c[10].text, l.all, TEXT);
         memcpy(c[11].text, l.half, TEXT);
 
@@ -295,12 +325,14 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
         }
 
         if (p->gpus > 1 && row == 0) fprintf(out, "  efficiency");
-        if (p->gpus > 1 && row > 0 && p->step_seconds > 0) fprintf(out, "  %.1f%%", 100 * p->efficiency);
+        if (p->gpus > 1 && row > 0 && p->step_seconds > 0)
+            fprintf(out, "  %.1f%%", 100 * p->efficiency);
         fprintf(out, "\n");
     }
 }
 
-// The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for how long at least.
+// The answer in one sentence: whether it fits, with which -b and -r, in how much memory, and for
+// how long at least.
 static void print_answer(FILE *out, const DevicePlan *p) {
     char set[SET_TEXT], bytes[TEXT], there[TEXT];
     fprintf(out, "plan        %s: ", device_text(p, there));
@@ -311,14 +343,17 @@ static void print_answer(FILE *out, const DevicePlan *p) {
     }
 
     fprintf(out, "it fits with -b %lld -r %s and takes %s of %s%s", (long long)p->model.B,
-            set_text(&p->model.recompute, &p->model, set), format_bytes(p->memory.total, bytes, TEXT),
-            format_bytes(p->room, there, TEXT), p->gpus > 1 ? " each" : "");
+            set_text(&p->model.recompute, &p->model, set),
+            format_bytes(p->memory.total, bytes, TEXT), format_bytes(p->room, there, TEXT),
+            p->gpus > 1 ? " each" : "");
 
     if (p->run_seconds > 0) {
         fprintf(out, "; all steps take at least %s, at half the datasheet speed %s",
-                format_duration(p->run_seconds, bytes, TEXT), format_duration(2 * p->run_seconds, there, TEXT));
+                format_duration(p->run_seconds, bytes, TEXT),
+                format_duration(2 * p->run_seconds, there, TEXT));
         if (p->predicted.likely > 0)
-            fprintf(out, ", predicted %s", format_duration(p->predicted.likely * p->steps, there, TEXT));
+            fprintf(out, ", predicted %s",
+                    format_duration(p->predicted.likely * p->steps, there, TEXT));
     } else if (p->step_seconds > 0) {
         fprintf(out, "; a step takes at least %.3g s", p->step_seconds);
         if (p->predicted.likely > 0) fprintf(out, ", predicted %.3g s", p->predicted.likely);
@@ -333,7 +368,8 @@ bool plan_print(FILE *out, const PlanRequest *r, bool json, Error *err) {
     Recompute ignored;
     int count = 0, of_table;
     const GpuSpec *table = gpu_table(&of_table);
-    if (strcmp(r->recompute, "auto") != 0 && !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
+    if (strcmp(r->recompute, "auto") != 0 &&
+        !recompute_parse(&ignored, r->recompute, r->model.config.L, err))
         return false;
 
     if (!gpu_find_all(gpus, &count, r->gpus, err)) return false;

@@ -1,4 +1,5 @@
-// --plan: the plan of a run as text, for people, or as one JSON object, for programs. doc/memory.md describes both.
+// --plan: the plan of a run as text, for people, or as one JSON object, for programs. doc/memory.md
+// describes both.
 #pragma once
 #include "llmc/plan/plan.h"
 

@@ -28,7 +28,8 @@ void advice_print_lines(const char *text) {
 bool advice_add_directories(const Options *o, const char *long_name, Error *err) {
     if (!o->begun_in || options_given(o, long_name)) return false;
     char *here = path_working_directory();
-    error_set(err, "%s (relative to %s, where the run was begun, and to %s)", err->text, o->begun_in, here);
+    error_set(err, "%s (relative to %s, where the run was begun, and to %s)", err->text,
+              o->begun_in, here);
     free(here);
     return false;
 }

@@ -14,8 +14,9 @@ bool largest_take(Options *o, Error *err) {
         options_set_string(&o->model, "qwen3:d12");
     }
     if (!model_config_is_descriptor(o->model))
-        return error_set(err, "--hours: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
-                         o->model);
+        return error_set(
+            err, "--hours: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
+            o->model);
     if (o->optimizer == OPTIMIZER_MUON) {
         if (!options_given(o, "beta2")) o->beta2 = 0.99;
         if (!options_given(o, "schedule")) o->schedule = SCHEDULE_LINEAR;
@@ -25,7 +26,8 @@ bool largest_take(Options *o, Error *err) {
     if (!options_given(o, "recompute")) options_set_string(&o->recompute, "auto");
     if (!options_given(o, "total-batch")) o->total_batch = -1;
     if (!options_given(o, "weight-decay")) o->weight_decay = -1;
-    if (o->ratio == 0 && !options_given(o, "max-steps") && !options_given(o, "tokens")) o->tokens = -1;
+    if (o->ratio == 0 && !options_given(o, "max-steps") && !options_given(o, "tokens"))
+        o->tokens = -1;
     return true;
 }
 
@@ -51,7 +53,8 @@ bool largest_print(Options *o, const PlanRequest *request, Error *err) {
 
         snprintf(key, sizeof key, " %s ", row->long_name);
         bool is_default = strcmp(value, row->fallback) == 0;
-        if (row->type < OPTION_STRING && strcmp(value, "auto") != 0 && strcmp(row->fallback, "auto") != 0)
+        if (row->type < OPTION_STRING && strcmp(value, "auto") != 0 &&
+            strcmp(row->fallback, "auto") != 0)
             is_default = strtod(value, NULL) == strtod(row->fallback, NULL);
         if (is_default || strstr(" plan gpu hours ", key)) continue;
 

@@ -1,10 +1,12 @@
-// The option table, --help, parsing and checking of the command line, options as JSON for checkpoints and logs, and the
-// differences between the options of a resumed run and those of its checkpoint.
+// The option table, --help, parsing and checking of the command line, options as JSON for
+// checkpoints and logs, and the differences between the options of a resumed run and those of its
+// checkpoint.
 //
-// The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's command lines:
-// -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself is unsuitable: it takes any
-// unambiguous beginning of a name (--b is batch-size today and an error once --beta3 exists), cannot leave out the
-// value of `-y` and yet take the one of `-y 1`, and prints messages of its own.
+// The matcher is written here, forty lines, and accepts what getopt_long_only accepts of llm.c's
+// command lines: -b 4, -b=4, --batch-size 4, --batch-size=4, with one dash or two. getopt itself is
+// unsuitable: it takes any unambiguous beginning of a name (--b is batch-size today and an error
+// once --beta3 exists), cannot leave out the value of `-y` and yet take the one of `-y 1`, and
+// prints messages of its own.
 #include "llmc/run/options.h"
 
 #include "llmc/base/arguments.h"
@@ -23,7 +25,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ----------------------------------------------------------------------------------------------------------- the table
+// -------------------------------------------------------------------------------------------------
+// the table
 
 static const char DATA[] = "Data";
 static const char MODEL[] = "Model";
@@ -34,7 +37,8 @@ static const char OUTPUT[] = "Output";
 static const char MACHINE[] = "Machine";
 static const char PROCESSES[] = "Several processes";
 
-// The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and never an overflow.
+// The largest integer that JSON readers keep exactly, and a step count nobody reaches: enough, and
+// never an overflow.
 #define MAX_EXACT 9007199254740991.0
 #define MAX_STEPS 1e12
 // The doubles beta must stay below 1, or the moments never move.
@@ -46,19 +50,22 @@ static const unsigned RESUMES[] = {RESUME_ALL, RESUME_NONE, RESUME_WEIGHTS};
 static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_FF};
 
 // To the compiler, enums are unsigned.
-#define TYPE_OF(value)                                                                                                 \
+#define TYPE_OF(value)                                                                             \
     _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING,          \
              unsigned : OPTION_WORD)
-#define OPTION(group, long_name, short_name, type, field, ...)                                                         \
-    {group, long_name, short_name, TYPE_OF((type){0}), .offset = offsetof(Options, field), __VA_ARGS__},
+#define OPTION(group, long_name, short_name, type, field, ...)                                     \
+    {group,      long_name, short_name, TYPE_OF((type){0}), .offset = offsetof(Options, field),    \
+     __VA_ARGS__},
 const OptionRow option_table[] = {
 #include "llmc/run/options.def"
     {0},
 };
 #undef OPTION
-_Static_assert(sizeof option_table / sizeof *option_table <= 129, "Options.given has one bit a row");
+_Static_assert(sizeof option_table / sizeof *option_table <= 129,
+               "Options.given has one bit a row");
 
-// -------------------------------------------------------------------------------------------------------------- --help
+// -------------------------------------------------------------------------------------------------
+// --help
 
 enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
 
@@ -83,28 +90,32 @@ static void print_wrapped(FILE *out, const char *text) {
 
 void option_print_help(FILE *out) {
     const char *program = program_invocation_short_name;
-    fprintf(out,
-            "Pretrains GPT-2 models.\n"
-            "\n"
-            "usage: %s [options]\n"
-            "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; min..max]\n"
-            "\n"
-            "Examples\n"
-            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M     train, save to runs/124M\n"
-            "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  resume where it stopped\n"
-            "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
-            program, program, program, program);
+    fprintf(
+        out,
+        "Pretrains GPT-2 models.\n"
+        "\n"
+        "usage: %s [options]\n"
+        "  values: -b 4, -b=4, --batch-size 4 or --batch-size=4; [default; min..max]\n"
+        "\n"
+        "Examples\n"
+        "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M     train, save to runs/124M\n"
+        "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  resume where it stopped\n"
+        "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
+        program, program, program, program);
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
         char names[128], shown[16] = "", values[128] = "", text[512];
-        // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the name.
-        const bool has_range = row->type < OPTION_STRING && !option_is_flag(row) && row->min < row->max;
+        // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the
+        // name.
+        const bool has_range =
+            row->type < OPTION_STRING && !option_is_flag(row) && row->min < row->max;
         if (*row->fallback && !has_range)
             snprintf(values, sizeof values, " [%s]", row->fallback);
         else if (*row->fallback && row->max >= NO_CONCERN)
             snprintf(values, sizeof values, " [%s; %g..]", row->fallback, option_least(row));
         else if (*row->fallback)
-            snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row), row->max);
+            snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row),
+                     row->max);
         if (row->short_name) snprintf(shown, sizeof shown, "-%s, ", row->short_name);
         snprintf(names, sizeof names, "  %s--%s %s", shown, row->long_name, row->metavar);
         snprintf(text, sizeof text, "%s%s", row->help, values);
@@ -112,11 +123,12 @@ void option_print_help(FILE *out) {
         if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
         print_wrapped(out, text);
     }
-    fprintf(out, "\n%-*sthis page\n%-*sthe compiler of this program\n", HELP_COLUMN, "  --help", HELP_COLUMN,
-            "  --version");
+    fprintf(out, "\n%-*sthis page\n%-*sthe compiler of this program\n", HELP_COLUMN, "  --help",
+            HELP_COLUMN, "  --version");
 }
 
-// -------------------------------------------------------------------------------------------------------------- values
+// -------------------------------------------------------------------------------------------------
+// values
 
 // `name` is the option as it was typed, for messages.
 
@@ -125,15 +137,20 @@ bool option_is_flag(const OptionRow *row) { return row->metavar[0] == '['; }
 static bool may_be_auto(const OptionRow *row) { return strncmp(row->metavar, "auto|", 5) == 0; }
 double option_least(const OptionRow *row) { return row->min + may_be_auto(row); }
 
-static bool option_is_text(const OptionRow *row) { return row->type == OPTION_STRING || row->type == OPTION_WORD; }
+static bool option_is_text(const OptionRow *row) {
+    return row->type == OPTION_STRING || row->type == OPTION_WORD;
+}
 // Whether this number of the field stands for auto.
 static bool option_is_auto(const OptionRow *row, double number) {
     return !option_is_text(row) && may_be_auto(row) && number == row->min;
 }
 
-static void *field_of(const OptionRow *row, Options *options) { return (char *)options + row->offset; }
+static void *field_of(const OptionRow *row, Options *options) {
+    return (char *)options + row->offset;
+}
 
-// Copies word number k of "a|b|c" or "[a|b]" into buf and its enum value into *value; false after the last word.
+// Copies word number k of "a|b|c" or "[a|b]" into buf and its enum value into *value; false after
+// the last word.
 static bool read_word(const OptionRow *row, int k, char buf[OPTION_VALUE], unsigned *value) {
     const char *word = row->metavar + option_is_flag(row);
     for (int i = 0; i < k; i++) {
@@ -163,7 +180,8 @@ const char *option_value(const OptionRow *row, const Options *options, char buf[
     return "";
 }
 
-const char *option_typed_value(const OptionRow *row, const Options *options, char buf[OPTION_VALUE]) {
+const char *option_typed_value(const OptionRow *row, const Options *options,
+                               char buf[OPTION_VALUE]) {
     if (!option_is_text(row) && option_is_auto(row, number_of(row, options))) return "auto";
     return option_value(row, options, buf);
 }
@@ -175,15 +193,18 @@ void options_set_string(char **field, const char *text) {
     *field = copy;
 }
 
-// A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow saturates, and is out of
-// range: all limits are below 2^53, and a value that rounds to a double beyond that is still beyond them.
-static bool option_read_number(const OptionRow *row, const char *name, const char *value, double *number, Error *err) {
+// A whole number is digits with an optional minus sign: no blanks, no hex, no 5e3. An overflow
+// saturates, and is out of range: all limits are below 2^53, and a value that rounds to a double
+// beyond that is still beyond them.
+static bool option_read_number(const OptionRow *row, const char *name, const char *value,
+                               double *number, Error *err) {
     const ShownArgument v = argument_shown(value, strlen(value));
     const double least = option_least(row);
     const char *expected = "a number (such as 0.1 or 6e-4)";
     char *end, min[40], max[40];
     double x = strtod(value, &end);
-    bool is_number = !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
+    bool is_number =
+        !isspace((unsigned char)*value) && !strpbrk(value, "xX") && end != value && !*end;
     if (row->type != OPTION_DOUBLE) {
         const char *digits = value + (*value == '-');
         expected = "a whole number (decimal digits only, such as 5000)";
@@ -196,14 +217,18 @@ static bool option_read_number(const OptionRow *row, const char *name, const cha
     if (x >= least && x <= row->max) return true;
     format_exact(least, min, sizeof min);
     format_exact(row->max, max, sizeof max);
-    if (row->min == row->max) return error_set(err, "%s %s: must be %s (%s)", name, v.text, min, row->help);
-    if (option_is_flag(row) && row->min == 0.0) return error_set(err, "%s %s: must be 0 or 1", name, v.text);
-    if (x < least) return error_set(err, "%s %s: must be at least %s (%s .. %s)", name, v.text, min, min, max);
+    if (row->min == row->max)
+        return error_set(err, "%s %s: must be %s (%s)", name, v.text, min, row->help);
+    if (option_is_flag(row) && row->min == 0.0)
+        return error_set(err, "%s %s: must be 0 or 1", name, v.text);
+    if (x < least)
+        return error_set(err, "%s %s: must be at least %s (%s .. %s)", name, v.text, min, min, max);
     return error_set(err, "%s %s: must be at most %s (%s .. %s)", name, v.text, max, min, max);
 }
 
 // Sets the field from text, as if it had been typed after name.
-static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value, Error *err) {
+static bool set_value(const OptionRow *row, Options *options, const char *name, const char *value,
+                      Error *err) {
     void *field = field_of(row, options);
     if (row->type == OPTION_STRING) {
         options_set_string(field, value);
@@ -218,7 +243,8 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
         }
         *(unsigned *)field = 0;
         if (strcmp(value, row->fallback) != 0)
-            return error_set(err, "%s %s: must be one of %s", name, argument_shown(value, strlen(value)).text, list);
+            return error_set(err, "%s %s: must be one of %s", name,
+                             argument_shown(value, strlen(value)).text, list);
         return true;
     }
     if (!*value) return error_set(err, "%s: the value is empty", name);
@@ -234,11 +260,13 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- names
+// -------------------------------------------------------------------------------------------------
+// names
 
 const OptionRow *option_find(const char *name, size_t length) {
     for (const OptionRow *row = option_table; row->long_name; row++)
-        if (text_is(name, length, row->long_name) || text_is(name, length, row->short_name)) return row;
+        if (text_is(name, length, row->long_name) || text_is(name, length, row->short_name))
+            return row;
     return NULL;
 }
 
@@ -253,7 +281,8 @@ static NearestName nearest_option(const char *typo, size_t length) {
     return nearest;
 }
 
-// ----------------------------------------------------------------------------------------------------------- matching
+// -------------------------------------------------------------------------------------------------
+// matching
 
 static bool names_an_option(const char *text) {
     if (text[0] != '-') return false;
@@ -261,8 +290,8 @@ static bool names_an_option(const char *text) {
     return option_find(a.name, a.length) != NULL;
 }
 
-// argv[i], which belongs to no option. The shell makes several words of a pattern without quotes, and this may be the
-// second of them.
+// argv[i], which belongs to no option. The shell makes several words of a pattern without quotes,
+// and this may be the second of them.
 static bool stray_word(char **argv, int i, Error *err) {
     const ShownArgument word = argument_shown(argv[i], strlen(argv[i]));
     const bool is_second = i > 2 && names_an_option(argv[i - 2]);
@@ -279,13 +308,16 @@ static bool stray_word(char **argv, int i, Error *err) {
 }
 
 static bool option_is_path(const OptionRow *row) {
-    return row->offset == offsetof(Options, model) || strstr(row->metavar, "PATH") || strstr(row->metavar, "GLOB") ||
-           strstr(row->metavar, "DIR");
+    return row->offset == offsetof(Options, model) || strstr(row->metavar, "PATH") ||
+           strstr(row->metavar, "GLOB") || strstr(row->metavar, "DIR");
 }
 
-// Paths of -i and -j may be those of a mixture, one for each corpus: map(directory, path) is taken of each.
-static char *map_paths(const OptionRow *row, const char *value, MixtureMap *map, const char *directory) {
-    if (row->group == DATA && strcmp(row->metavar, "GLOB") == 0) return mixture_map(value, map, directory);
+// Paths of -i and -j may be those of a mixture, one for each corpus: map(directory, path) is taken
+// of each.
+static char *map_paths(const OptionRow *row, const char *value, MixtureMap *map,
+                       const char *directory) {
+    if (row->group == DATA && strcmp(row->metavar, "GLOB") == 0)
+        return mixture_map(value, map, directory);
     return map(directory, value);
 }
 static char *map_from_home(const void *unused, const char *path) {
@@ -299,7 +331,8 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     if (text[0] != '-') return stray_word(argv, *i - 1, err);
     Argument a = argument_split(text);
     ShownArgument typed = argument_shown(text, (size_t)(a.name + a.length - text));
-    if (a.length == 2 && memcmp(a.name, "pf", 2) == 0) { // llm.c's; processes do not meet through files here
+    if (a.length == 2 &&
+        memcmp(a.name, "pf", 2) == 0) { // llm.c's; processes do not meet through files here
         *i += !a.value && argv[*i] != NULL;
         return true;
     }
@@ -335,10 +368,11 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const bool ok = set_value(row, options, typed.text, a.value, err);
     free(from_home);
     const char *now = option_typed_value(row, options, buf), *so_far = options->repeated;
-    if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) { // given twice, with two values
+    if (ok && (options->given[index / 64] & bit) &&
+        strcmp(before, now) != 0) { // given twice, with two values
         char *list;
-        REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", so_far ? so_far : "", so_far ? "; " : "",
-                                row->long_name, before, now) >= 0,
+        REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", so_far ? so_far : "",
+                                so_far ? "; " : "", row->long_name, before, now) >= 0,
                        "an option");
         free(options->repeated);
         options->repeated = list;
@@ -348,7 +382,8 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     return ok;
 }
 
-// --------------------------------------------------------------------------------------------- the whole command line
+// --------------------------------------------------------------------------------------------- the
+// whole command line
 
 static ptrdiff_t index_of(const char *name, size_t length) {
     const OptionRow *row = option_find(name, length);
@@ -356,8 +391,12 @@ static ptrdiff_t index_of(const char *name, size_t length) {
     return row - option_table;
 }
 
-static bool has_bit(const uint64_t bits[2], ptrdiff_t index) { return bits[index / 64] >> index % 64 & 1; }
-static void set_bit(uint64_t bits[2], ptrdiff_t index) { bits[index / 64] |= (uint64_t)1 << index % 64; }
+static bool has_bit(const uint64_t bits[2], ptrdiff_t index) {
+    return bits[index / 64] >> index % 64 & 1;
+}
+static void set_bit(uint64_t bits[2], ptrdiff_t index) {
+    bits[index / 64] |= (uint64_t)1 << index % 64;
+}
 
 bool options_given(const Options *options, const char *long_name) {
     return has_bit(options->given, index_of(long_name, strlen(long_name)));
@@ -376,8 +415,11 @@ char *options_command(const Options *options) {
     size_t bytes = 0;
     FILE *f = text_open(&text, &bytes);
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        const bool trains = row->group == DATA || row->group == MODEL || row->group == BATCH || row->group == UPDATE;
-        if (!trains || row->scope == OPTION_OF_PROCESS || !has_bit(options->given, row - option_table)) continue;
+        const bool trains = row->group == DATA || row->group == MODEL || row->group == BATCH ||
+                            row->group == UPDATE;
+        if (!trains || row->scope == OPTION_OF_PROCESS ||
+            !has_bit(options->given, row - option_table))
+            continue;
         fprintf(f, "--%s %s ", row->long_name, option_typed_value(row, options, buf));
     }
     fclose(f);
@@ -387,13 +429,15 @@ char *options_command(const Options *options) {
 bool options_check_total_batch(int64_t total_batch, int64_t T, Error *err) {
     if (T > 0 && total_batch > 0 && total_batch % T == 0) return true;
     if (T <= 0 || total_batch <= 0)
-        return error_set(err, "-d %lld: must be a multiple of T = %lld", (long long)total_batch, (long long)T);
+        return error_set(err, "-d %lld: must be a multiple of T = %lld", (long long)total_batch,
+                         (long long)T);
     int64_t below = total_batch / T * T, above = below + T;
     if (below == 0)
-        return error_set(err, "-d %lld is less than one sequence of T = %lld tokens; the smallest is %lld",
-                         (long long)total_batch, (long long)T, (long long)T);
-    return error_set(err, "-d %lld is not a multiple of T = %lld; nearest: %lld or %lld", (long long)total_batch,
-                     (long long)T, (long long)below, (long long)above);
+        return error_set(
+            err, "-d %lld is less than one sequence of T = %lld tokens; the smallest is %lld",
+            (long long)total_batch, (long long)T, (long long)T);
+    return error_set(err, "-d %lld is not a multiple of T = %lld; nearest: %lld or %lld",
+                     (long long)total_batch, (long long)T, (long long)below, (long long)above);
 }
 
 static const struct {
@@ -428,9 +472,10 @@ static bool check_environment(Error *err) {
         const bool is_number = isdigit((unsigned char)*value) && !*end;
         if (is_number && number >= VARIABLES[i].min && number <= VARIABLES[i].max) continue;
         const ShownArgument shown = argument_shown(value, strlen(value));
-        if (VARIABLES[i].max == 1) return error_set(err, "%s=%s: must be 0 or 1", VARIABLES[i].name, shown.text);
-        return error_set(err, "%s=%s: must be a whole number from %d to %d", VARIABLES[i].name, shown.text,
-                         VARIABLES[i].min, VARIABLES[i].max);
+        if (VARIABLES[i].max == 1)
+            return error_set(err, "%s=%s: must be 0 or 1", VARIABLES[i].name, shown.text);
+        return error_set(err, "%s=%s: must be a whole number from %d to %d", VARIABLES[i].name,
+                         shown.text, VARIABLES[i].min, VARIABLES[i].max);
     }
     double seconds; // read where they are used; a run of one process does not
     return place_read_seconds("COMM_START_SECONDS", 1, &seconds, err) &&
@@ -457,7 +502,8 @@ DeviceOptions options_device(const Options *o) {
                            .no_tuning = !options_environment("PRETRAIN_TUNE"),
                            .no_early_launch = !options_environment("PRETRAIN_EARLY_LAUNCH"),
                            .no_graphs = !options_environment("PRETRAIN_GRAPHS"),
-                           .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)}; // the option begins with -1, auto
+                           // the option begins with -1, auto
+                           .gelu_fusion = (GeluFusion)(o->gelu_fusion + 1)};
 }
 
 OptionsResult options_parse(Options *options, int argc, char **argv, Error *err) {
@@ -495,7 +541,8 @@ void options_free(Options *options) {
     options->repeated = options->state_command = options->directory = options->begun_in = NULL;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- JSON
+// -------------------------------------------------------------------------------------------------
+// JSON
 
 // Keys among the options that are not options: fields of Options, besides OPTIONS_START.
 static const char DIRECTORY[] = "directory", CHOSEN[] = "chosen", STATE_COMMAND[] = "state-command";
@@ -507,14 +554,18 @@ static bool is_in_begun_directory(const Options *options) {
 // Whether the value is no path, although its option takes one.
 static bool is_built_in(const OptionRow *row, const char *value) {
     if (row->offset == offsetof(Options, model)) return model_config_is_descriptor(value);
-    if (row->offset == offsetof(Options, tokenizer) && (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0))
+    if (row->offset == offsetof(Options, tokenizer) &&
+        (strcmp(value, "bytes") == 0 || strcmp(value, "none") == 0))
         return true;
-    const bool is_number = row->offset == offsetof(Options, choices) && (*value == '0' || *value == '1');
+    const bool is_number =
+        row->offset == offsetof(Options, choices) && (*value == '0' || *value == '1');
     return !*value || (is_number && (value[1] == ':' || value[1] == '\0'));
 }
 
 static char *map_in(const void *directory, const char *path) { return path_in(directory, path); }
-static char *map_typed_in(const void *directory, const char *path) { return path_typed_in(directory, path); }
+static char *map_typed_in(const void *directory, const char *path) {
+    return path_typed_in(directory, path);
+}
 static char *map_relative(const void *directory, const char *path) {
     const size_t n = strlen(directory);
     const bool is_inside = strncmp(path, directory, n) == 0 && path[n] == '/' && path[n + 1] != '/';
@@ -522,8 +573,8 @@ static char *map_relative(const void *directory, const char *path) {
     return strdup(path);
 }
 
-// A path as it is in the JSON of a run that was begun in another working directory: relative to that one again.
-// Malloced.
+// A path as it is in the JSON of a run that was begun in another working directory: relative to
+// that one again. Malloced.
 static char *path_in_json(const OptionRow *row, const Options *options, const char *path) {
     const bool is_relative = row->scope == OPTION_OF_INPUT && is_in_begun_directory(options);
     char *value = is_relative ? map_paths(row, path, map_relative, options->directory) : NULL;
@@ -547,7 +598,8 @@ char *options_to_json(const Options *options, bool with_directory) {
         fputc(',', f);
     }
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        if (row->scope == OPTION_OF_PROCESS) continue; // so that it is the same for any number of processes
+        if (row->scope == OPTION_OF_PROCESS)
+            continue; // so that it is the same for any number of processes
         char *value = path_in_json(row, options, option_value(row, options, buf));
         fprintf(f, "%s\"%s\":", row != option_table ? "," : "", row->long_name);
         if (option_is_text(row))
@@ -587,14 +639,15 @@ static bool check_names(const cJSON *then, Error *err) {
                              strcmp(name, STATE_COMMAND) == 0 || strcmp(name, OPTIONS_START) == 0;
         if (is_fact || option_find(name, strlen(name))) continue;
         const NearestName nearest = nearest_option(name, strlen(name));
-        return error_set(err, "unknown option \"%.64s\"%s%s%s", name, *nearest.text ? "; did you mean " : "",
-                         nearest.text, *nearest.text ? "?" : "");
+        return error_set(err, "unknown option \"%.64s\"%s%s%s", name,
+                         *nearest.text ? "; did you mean " : "", nearest.text,
+                         *nearest.text ? "?" : "");
     }
     return true;
 }
 
-// Where the earlier run was begun. If that directory is no longer there, its paths are taken to be relative to this
-// one: a run may be moved together with its data.
+// Where the earlier run was begun. If that directory is no longer there, its paths are taken to be
+// relative to this one: a run may be moved together with its data.
 void options_adopt_directory(Options *options, const cJSON *then) {
     const char *there = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, DIRECTORY));
     if (!there || *there != '/' || options->knows_directory) return;
@@ -602,9 +655,11 @@ void options_adopt_directory(Options *options, const cJSON *then) {
     if (strcmp(there, options->directory) == 0) return;
     options_set_string(&options->begun_in, there);
     if (!file_exists(there)) return;
-    for (const OptionRow *row = option_table; row->long_name; row++) { // given now: relative to this directory
+    for (const OptionRow *row = option_table; row->long_name;
+         row++) { // given now: relative to this directory
         char **path = field_of(row, options), *absolute;
-        if (row->scope != OPTION_OF_INPUT || !options_given(options, row->long_name) || is_built_in(row, *path))
+        if (row->scope != OPTION_OF_INPUT || !options_given(options, row->long_name) ||
+            is_built_in(row, *path))
             continue;
         absolute = map_paths(row, *path, map_in, options->directory);
         free(*path);
@@ -613,7 +668,8 @@ void options_adopt_directory(Options *options, const cJSON *then) {
     options_set_string(&options->directory, there);
 }
 
-// The numbers that were chosen for auto then, as bits. JSON of an earlier version has no list of them.
+// The numbers that were chosen for auto then, as bits. JSON of an earlier version has no list of
+// them.
 static bool read_chosen(const cJSON *then, uint64_t chosen[2], Error *err) {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(then, CHOSEN), *item;
     chosen[0] = chosen[1] = 0;
@@ -627,8 +683,8 @@ static bool read_chosen(const cJSON *then, uint64_t chosen[2], Error *err) {
     return true;
 }
 
-// OPTIONS THAT REPLACE OTHERS. An option that is given now takes back what it replaces of earlier commands: options
-// that set the same thing, or numbers that were chosen together with its own.
+// OPTIONS THAT REPLACE OTHERS. An option that is given now takes back what it replaces of earlier
+// commands: options that set the same thing, or numbers that were chosen together with its own.
 typedef enum {
     REPLACES_ALWAYS,  // whatever its value is
     REPLACES_AUTO,    // if it is auto
@@ -647,9 +703,11 @@ static const struct {
     {"tokens", REPLACES_ABOVE_0, false, "max-steps ratio"},
     {"tokens", REPLACES_AUTO, false, "max-steps"}, // a --ratio is what its auto follows
     {"ratio", REPLACES_NUMBER, false, "max-steps tokens"},
-    {"learning-rate", REPLACES_NUMBER, true, "lr-embedding lr-vectors"}, // Muon's -l auto chooses them too
-    {"weight-decay", REPLACES_NUMBER, true, "by-group"},                 // Muon's -c auto chooses embedding.decay
-    {"optimizer", REPLACES_ANOTHER, true, "learning-rate lr-embedding lr-vectors weight-decay by-group"},
+    {"learning-rate", REPLACES_NUMBER, true,
+     "lr-embedding lr-vectors"},                         // Muon's -l auto chooses them too
+    {"weight-decay", REPLACES_NUMBER, true, "by-group"}, // Muon's -c auto chooses embedding.decay
+    {"optimizer", REPLACES_ANOTHER, true,
+     "learning-rate lr-embedding lr-vectors weight-decay by-group"},
 };
 
 static bool is_replacing(size_t i, const Options *options, const cJSON *then) {
@@ -658,7 +716,8 @@ static bool is_replacing(size_t i, const Options *options, const cJSON *then) {
     if (!options_given(options, REPLACES[i].given)) return false;
     if (REPLACES[i].when == REPLACES_ALWAYS) return true;
     if (REPLACES[i].when == REPLACES_ANOTHER) {
-        const char *before = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, REPLACES[i].given));
+        const char *before =
+            cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(then, REPLACES[i].given));
         return before && strcmp(before, option_value(row, options, buf)) != 0;
     }
     const double number = number_of(row, options);
@@ -669,7 +728,8 @@ static bool is_replacing(size_t i, const Options *options, const cJSON *then) {
 }
 
 // The options that those of this command replace, as bits.
-static void find_replaced(const Options *options, const cJSON *then, const uint64_t chosen[2], uint64_t replaced[2]) {
+static void find_replaced(const Options *options, const cJSON *then, const uint64_t chosen[2],
+                          uint64_t replaced[2]) {
     replaced[0] = replaced[1] = 0;
     for (size_t i = 0; i < sizeof REPLACES / sizeof *REPLACES; i++) {
         if (!is_replacing(i, options, then)) continue;
@@ -698,11 +758,13 @@ static bool adopt_value(Options *options, const OptionRow *row, const cJSON *val
     char buf[OPTION_VALUE];
     const char *text = value_then(value, buf), *kind = "number";
     if (option_is_text(row)) kind = "text";
-    if (!text || cJSON_IsString(value) != option_is_text(row)) return error_set(err, "%s: no %s", row->long_name, kind);
+    if (!text || cJSON_IsString(value) != option_is_text(row))
+        return error_set(err, "%s: no %s", row->long_name, kind);
     if (option_is_auto(row, value->valuedouble)) text = "auto";
     if (!set_value(row, options, row->long_name, text, err)) return false;
     char **path = field_of(row, options);
-    if (row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) && !is_built_in(row, *path)) {
+    if (row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) &&
+        !is_built_in(row, *path)) {
         char *found = map_paths(row, *path, map_typed_in, options->directory);
         free(*path);
         *path = found;
@@ -722,18 +784,21 @@ bool options_take_back(Options *options, const char *json, const char *long_name
 bool options_adopt_json(Options *options, const char *json, bool only_data, Error *err) {
     cJSON *then = cJSON_Parse(json);
     uint64_t chosen[2], replaced[2];
-    bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) && check_names(then, err) &&
-              read_chosen(then, chosen, err);
+    bool ok = (cJSON_IsObject(then) || error_set(err, "not a JSON object")) &&
+              check_names(then, err) && read_chosen(then, chosen, err);
     if (ok) options_adopt_directory(options, then);
     if (ok) find_replaced(options, then, chosen, replaced);
-    if (ok && !only_data && state_command_of(then)) options_set_string(&options->state_command, state_command_of(then));
+    if (ok && !only_data && state_command_of(then))
+        options_set_string(&options->state_command, state_command_of(then));
     for (const OptionRow *row = option_table; ok && row->long_name; row++) {
         const ptrdiff_t index = row - option_table;
         const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
-        const bool is_taken = (row->scope != OPTION_OF_PLACE && row->scope != OPTION_OF_PROCESS) &&
-                              (!only_data || (row->group == DATA && strcmp(row->metavar, "GLOB") == 0));
+        const bool is_taken =
+            (row->scope != OPTION_OF_PLACE && row->scope != OPTION_OF_PROCESS) &&
+            (!only_data || (row->group == DATA && strcmp(row->metavar, "GLOB") == 0));
         const bool may_be_chosen = has_bit(chosen, index) || !cJSON_HasObjectItem(then, CHOSEN);
-        const bool stays_auto = row->scope == OPTION_OF_SIZE && number_of(row, options) == row->min && may_be_chosen;
+        const bool stays_auto =
+            row->scope == OPTION_OF_SIZE && number_of(row, options) == row->min && may_be_chosen;
         if (!value || !is_taken || has_bit(replaced, index)) continue;
         if (has_bit(options->given, index) && !stays_auto) continue;
         if (has_bit(chosen, index)) set_bit(options->chosen, index);
@@ -746,8 +811,10 @@ bool options_adopt_json(Options *options, const char *json, bool only_data, Erro
 }
 
 // Is this path, of the directory `there`, the one that is named here?
-static bool is_same_path(const OptionRow *row, const char *here, const char *there, const char *path) {
-    char *joined = map_paths(row, path, map_in, there), *a = realpath(here, NULL), *b = realpath(joined, NULL);
+static bool is_same_path(const OptionRow *row, const char *here, const char *there,
+                         const char *path) {
+    char *joined = map_paths(row, path, map_in, there), *a = realpath(here, NULL),
+         *b = realpath(joined, NULL);
     const bool is_same = strcmp(here, joined) == 0 || (a && b && strcmp(a, b) == 0);
     free(joined);
     free(a);
@@ -755,9 +822,10 @@ static bool is_same_path(const OptionRow *row, const char *here, const char *the
     return is_same;
 }
 
-// A line about an option that differs from that JSON; nothing if it does not, or is not in it: a new option is no
-// difference. Returns whether it differs.
-static bool put_difference(FILE *f, const Options *options, const OptionRow *row, const cJSON *then) {
+// A line about an option that differs from that JSON; nothing if it does not, or is not in it: a
+// new option is no difference. Returns whether it differs.
+static bool put_difference(FILE *f, const Options *options, const OptionRow *row,
+                           const cJSON *then) {
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(then, row->long_name);
     if (!value || row->scope == OPTION_OF_PROCESS) return false;
     char buf[OPTION_VALUE], buf_then[OPTION_VALUE];
@@ -768,17 +836,20 @@ static bool put_difference(FILE *f, const Options *options, const OptionRow *row
     const bool comparable = cJSON_IsNumber(value) || option_is_text(row);
     bool same = comparable && before && strcmp(now, before) == 0;
     if (is_path && before)
-        same |= is_same_path(row, now, options->begun_in ? options->begun_in : options->directory, before);
+        same |= is_same_path(row, now, options->begun_in ? options->begun_in : options->directory,
+                             before);
     if (!*now) now = "\"\"";
     if (!same && f)
-        format_print(f, "--%s %s (was %s)\n", row->long_name, now, before ? before : "neither text nor number");
+        format_print(f, "--%s %s (was %s)\n", row->long_name, now,
+                     before ? before : "neither text nor number");
     free(in_json);
     return !same;
 }
 
 bool options_differ(const Options *options, const char *json, const char *long_name) {
     cJSON *then = cJSON_Parse(json);
-    const bool differs = put_difference(NULL, options, option_find(long_name, strlen(long_name)), then);
+    const bool differs =
+        put_difference(NULL, options, option_find(long_name, strlen(long_name)), then);
     cJSON_Delete(then);
     return differs;
 }
@@ -788,7 +859,8 @@ char *options_diff_json(const Options *options, const char *json) {
     char *lines = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&lines, &bytes);
-    for (const OptionRow *row = option_table; row->long_name; row++) (void)put_difference(f, options, row, then);
+    for (const OptionRow *row = option_table; row->long_name; row++)
+        (void)put_difference(f, options, row, then);
     fclose(f);
     cJSON_Delete(then);
     if (bytes > 0) return lines;

@@ -1,4 +1,5 @@
-// The rules between options: rates of the groups, and two tables, of what is refused and of what has no effect.
+// The rules between options: rates of the groups, and two tables, of what is refused and of what
+// has no effect.
 #include "llmc/run/options_together.h"
 
 #include "llmc/base/format.h"
@@ -43,7 +44,8 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
 bool options_check_together(const Options *o, Error *err) {
     const bool trains = o->max_steps != 0, largest = o->hours > 0;
     const bool scores = options_given(o, "choices") && *o->choices && strcmp(o->choices, "0") != 0;
-    const bool in_tokens = options_given(o, "tokens") && o->tokens > 0 && !options_chosen(o, "tokens"); // else auto
+    const bool in_tokens =
+        options_given(o, "tokens") && o->tokens > 0 && !options_chosen(o, "tokens"); // else auto
     const bool in_steps = options_given(o, "max-steps");
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
@@ -60,15 +62,20 @@ bool options_check_together(const Options *o, Error *err) {
         {in_tokens && in_steps, "--tokens and -x both set the length of the run; give only one"},
         {options_given(o, "ratio") && o->ratio > 0 && (in_tokens || in_steps),
          "--ratio: -x or --tokens N sets the length of the run already; leave one out"},
-        {largest && o->plan != PLAN_TEXT, "--hours: only applies to --plan, as text; give --plan text as well"},
-        {largest && (!*o->gpu || strchr(o->gpu, ',')), "--hours: name the one GPU, such as --gpu rtx4090"},
+        {largest && o->plan != PLAN_TEXT,
+         "--hours: only applies to --plan, as text; give --plan text as well"},
+        {largest && (!*o->gpu || strchr(o->gpu, ',')),
+         "--hours: name the one GPU, such as --gpu rtx4090"},
         {largest && !trains, "--hours: -x 0 trains nothing; leave it out"},
-        {largest && options_given(o, "d-ff"), "--hours: chooses the size, and with it d_ff; leave out --d-ff"},
+        {largest && options_given(o, "d-ff"),
+         "--hours: chooses the size, and with it d_ff; leave out --d-ff"},
         {wants_master && !optimizer_has_master(o->optimizer),
          "-w 1: this --optimizer keeps no master weights; leave out -w, or use adamw or adamw8bit"},
-        {o->interactive && trains, "--interactive answers prompts and does not train: give -x 0 as well"},
+        {o->interactive && trains,
+         "--interactive answers prompts and does not train: give -x 0 as well"},
     };
-    if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err)) return false;
+    if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err))
+        return false;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].is_wrong) return error_set(err, "%s", rules[i].message);
     GroupRates unused[NUM_GROUPS];
@@ -77,25 +84,28 @@ bool options_check_together(const Options *o, Error *err) {
 
 // The options of settings that no group of this optimizer reads, with blanks between them.
 static void list_unread(OptimizerKind kind, char *names, size_t size) {
-    static const char *const options[SETTING_COUNT] = {"beta1", "beta2", "eps", "weight-decay", "momentum"};
+    static const char *const options[SETTING_COUNT] = {"beta1", "beta2", "eps", "weight-decay",
+                                                       "momentum"};
     *names = '\0';
     for (int setting = 0; setting < SETTING_COUNT; setting++) {
         bool is_read = false;
         for (int group = 0; group < NUM_GROUPS; group++)
             is_read |= optimizer_reads(kind, (ParameterGroup)group, (Setting)setting);
         const size_t used = strlen(names);
-        if (!is_read) snprintf(names + used, size - used, "%s%s", used ? " " : "", options[setting]);
+        if (!is_read)
+            snprintf(names + used, size - used, "%s%s", used ? " " : "", options[setting]);
     }
 }
 
-// Parts of --by-group that the optimizer does not read for their group, ", --by-group vectors.eps=1 (REASON)" each.
+// Parts of --by-group that the optimizer does not read for their group, ", --by-group vectors.eps=1
+// (REASON)" each.
 static bool list_unread_parts(const Options *o, FILE *f, bool any) {
     const char *at = o->by_group;
     RatePart part;
     while (o->max_steps != 0 && optimizer_next_rate(&at, &part)) {
         if (optimizer_reads(o->optimizer, part.group, part.setting)) continue;
-        fprintf(f, "%s--by-group %.*s (--optimizer %s has no use for it there)", any ? ", " : "", part.length,
-                part.text, optimizer_name(o->optimizer));
+        fprintf(f, "%s--by-group %.*s (--optimizer %s has no use for it there)", any ? ", " : "",
+                part.length, part.text, optimizer_name(o->optimizer));
         any = true;
     }
     return any;
@@ -112,8 +122,8 @@ char *options_repeated(const Options *o) {
         const char *rest = at;
         while (optimizer_next_rate(&rest, &later)) {
             if (later.group != part.group || later.setting != part.setting) continue;
-            fprintf(f, "%s--by-group %.*s, then %.*s", any ? "; " : "", part.length, part.text, later.length,
-                    later.text);
+            fprintf(f, "%s--by-group %.*s, then %.*s", any ? "; " : "", part.length, part.text,
+                    later.length, later.text);
             any = true;
             break;
         }
@@ -128,31 +138,37 @@ char *options_without_effect(const Options *o, bool on_gpu) {
     const bool trains = o->max_steps != 0, samples = o->sample_every > 0, profiles = o->profile > 0;
     char unread[64], of_optimizer[64];
     list_unread(o->optimizer, unread, sizeof unread);
-    snprintf(of_optimizer, sizeof of_optimizer, "--optimizer %s has no use for it", optimizer_name(o->optimizer));
+    snprintf(of_optimizer, sizeof of_optimizer, "--optimizer %s has no use for it",
+             optimizer_name(o->optimizer));
     const struct {
         const char *reason; // in parentheses
         bool holds;
         const char *names; // long ones, with blanks between them
     } table[] = {
         {"-x 0 does not train", !trains,
-         "learning-rate lr-embedding lr-head lr-vectors warmup final-lr-fraction schedule weight-decay beta1 beta2 eps "
+         "learning-rate lr-embedding lr-head lr-vectors warmup final-lr-fraction schedule "
+         "weight-decay beta1 beta2 eps "
          "by-group momentum grad-clip loss-outlier norm-outlier optimizer total-batch max-minutes "
-         "overfit recompute grad-dtype master-weights offload tokens ratio checkpoint-every keep major-every "
+         "overfit recompute grad-dtype master-weights offload tokens ratio checkpoint-every keep "
+         "major-every "
          "numerics-every"},
         {"-v 0", o->val_every == 0, "val-data val-sequences"},
         {"--interactive", o->interactive != 0, "val-data val-sequences val-every prompt samples"},
-        {"-s 0", !samples && !o->interactive, "sample-tokens temperature top-k top-p samples prompt"},
+        {"-s 0", !samples && !o->interactive,
+         "sample-tokens temperature top-k top-p samples prompt"},
         {"--temperature 0", o->temperature <= 0 && samples, "top-k top-p"},
         {"no -o", !*o->output && trains, "keep major-every"},
         {"-n 0", o->checkpoint_every == 0 && trains, "major-every"},
         {"-k constant", o->schedule == SCHEDULE_CONSTANT && trains, "final-lr-fraction"},
         {of_optimizer, trains, unread},
         {"--profile", profiles,
-         "val-data val-sequences val-every sample-every sample-tokens temperature top-k top-p samples prompt choices "
+         "val-data val-sequences val-every sample-every sample-tokens temperature top-k top-p "
+         "samples prompt choices "
          "checkpoint-every keep major-every max-minutes"},
         {"--dtype fp32", o->dtype == DTYPE_FP32 && trains, "master-weights grad-dtype"},
         {"only on a GPU", !on_gpu, "tf32 attention gelu-fusion log-gpu-every"},
-        {"no -pn", !options_given(o, "num-processes"), "process-rank gpus-per-node init-method server-ip"},
+        {"no -pn", !options_given(o, "num-processes"),
+         "process-rank gpus-per-node init-method server-ip"},
     };
     char *list = NULL;
     size_t bytes = 0;

@@ -1,4 +1,5 @@
-// Binds a process to processors, see placement.h: the choice comes from /sys and from what the other processes may use.
+// Binds a process to processors, see placement.h: the choice comes from /sys and from what the
+// other processes may use.
 #include "llmc/run/placement.h"
 
 #include "llmc/base/arithmetic.h"
@@ -44,7 +45,9 @@ static const char *placement_list(const cpu_set_t *set, char text[80]) {
     size_t n = (size_t)snprintf(text, 80, "CPU%s ", CPU_COUNT(set) > 1 ? "s" : "");
     const char *comma = "";
     for (size_t first = 0, last; first < CPU_SETSIZE; first = last + 1) {
-        for (last = first; last + 1 < CPU_SETSIZE && CPU_ISSET(first, set) && CPU_ISSET(last + 1, set);) last++;
+        for (last = first;
+             last + 1 < CPU_SETSIZE && CPU_ISSET(first, set) && CPU_ISSET(last + 1, set);)
+            last++;
         if (!CPU_ISSET(first, set)) continue;
         if (n + 16 > 80) {
             snprintf(text + n, 80 - n, "...");
@@ -57,7 +60,8 @@ static const char *placement_list(const cpu_set_t *set, char text[80]) {
     return text;
 }
 
-// Sets *cpus to what the process may use, of the processors beside its GPU if it has one. False: the GPU is unknown.
+// Sets *cpus to what the process may use, of the processors beside its GPU if it has one. False:
+// the GPU is unknown.
 static bool placement_reach(cpu_set_t *cpus, const char *sys, const PlacedProcess *p) {
     *cpus = p->mask;
     if (!*p->gpu) return true;
@@ -77,7 +81,8 @@ static cpu_set_t placement_part(const char *sys, const cpu_set_t *cpus, int inde
         cores = 0;
         for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
             if (!CPU_ISSET(cpu, &left)) continue;
-            placement_read(&core, sys, "devices/system/cpu/cpu%zu/topology/thread_siblings_list", cpu);
+            placement_read(&core, sys, "devices/system/cpu/cpu%zu/topology/thread_siblings_list",
+                           cpu);
             CPU_SET(cpu, &core);
             CPU_AND(&core, &core, &left);
             CPU_XOR(&left, &left, &core);
@@ -88,9 +93,9 @@ static cpu_set_t placement_part(const char *sys, const cpu_set_t *cpus, int inde
     return part;
 }
 
-// The nodes of process `index` of several on the CPU; all of them where they cannot be divided equally. It may use all
-// processors of a node: its threads wait for each other, so the system must be able to move one away from a processor
-// that another program takes.
+// The nodes of process `index` of several on the CPU; all of them where they cannot be divided
+// equally. It may use all processors of a node: its threads wait for each other, so the system must
+// be able to move one away from a processor that another program takes.
 static cpu_set_t placement_nodes(const char *sys, const cpu_set_t *cpus, int index, int processes) {
     cpu_set_t online, nodes[64], chosen;
     int count = 0;
@@ -104,11 +109,13 @@ static cpu_set_t placement_nodes(const char *sys, const cpu_set_t *cpus, int ind
     if (count == 0 || (processes % count != 0 && count % processes != 0)) return *cpus;
     CPU_ZERO(&chosen);
     const int first = index * count / processes;
-    for (int i = first; i < first + max_i64(count / processes, 1); i++) CPU_OR(&chosen, &chosen, &nodes[i]);
+    for (int i = first; i < first + max_i64(count / processes, 1); i++)
+        CPU_OR(&chosen, &chosen, &nodes[i]);
     return chosen;
 }
 
-cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count, int rank, char text[PLACEMENT_TEXT]) {
+cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count, int rank,
+                           char text[PLACEMENT_TEXT]) {
     const PlacedProcess *me = &all[rank];
     char here[80], there[80];
     cpu_set_t cpus, other;
@@ -123,28 +130,32 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
 
     if (CPU_COUNT(&cpus) == 0) {
         placement_read(&cpus, sys, "bus/pci/devices/%s/local_cpulist", me->gpu);
-        snprintf(text, PLACEMENT_TEXT, "not bound: GPU %s is beside %s; this process may use %s", me->gpu,
-                 placement_list(&cpus, there), here);
+        snprintf(text, PLACEMENT_TEXT, "not bound: GPU %s is beside %s; this process may use %s",
+                 me->gpu, placement_list(&cpus, there), here);
         return me->mask;
     }
 
     for (int i = 0; i < count; i++) {
         const bool same_host = strcmp(all[i].host, me->host) == 0;
-        if (i == rank || !same_host || !placement_reach(&other, sys, &all[i]) || !CPU_EQUAL(&other, &cpus)) continue;
+        if (i == rank || !same_host || !placement_reach(&other, sys, &all[i]) ||
+            !CPU_EQUAL(&other, &cpus))
+            continue;
         index += i < rank;
         sharing++;
     }
 
-    if (*me->gpu && CPU_COUNT(&cpus) / sharing >= MIN_FOR_GPU) cpus = placement_part(sys, &cpus, index, sharing);
+    if (*me->gpu && CPU_COUNT(&cpus) / sharing >= MIN_FOR_GPU)
+        cpus = placement_part(sys, &cpus, index, sharing);
     if (!*me->gpu && sharing > 1) cpus = placement_nodes(sys, &cpus, index, sharing);
     if (!*me->gpu && me->threads > CPU_COUNT(&cpus)) { // they would wait for each other
-        snprintf(text, PLACEMENT_TEXT, "not bound: %d threads on %s", me->threads, placement_list(&cpus, there));
+        snprintf(text, PLACEMENT_TEXT, "not bound: %d threads on %s", me->threads,
+                 placement_list(&cpus, there));
         return me->mask;
     }
 
     if (!CPU_EQUAL(&cpus, &me->mask))
-        snprintf(text, PLACEMENT_TEXT, "%s%s%s", placement_list(&cpus, there), *me->gpu ? ", beside GPU " : "",
-                 me->gpu);
+        snprintf(text, PLACEMENT_TEXT, "%s%s%s", placement_list(&cpus, there),
+                 *me->gpu ? ", beside GPU " : "", me->gpu);
     else if (placement_read(&other, sys, "devices/system/cpu/online") && !CPU_EQUAL(&cpus, &other))
         snprintf(text, PLACEMENT_TEXT, "%s, as it was started", here);
     else if (sharing > 1)
@@ -154,7 +165,8 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
 }
 
 bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
-    static const char *const OPENMP[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}; // place its threads
+    static const char *const OPENMP[] = {"OMP_PROC_BIND", "OMP_PLACES",
+                                         "GOMP_CPU_AFFINITY"}; // place its threads
     *p = (Placement){""};
     if (comm_size() == 1 && !*gpu) return true;
 
@@ -189,7 +201,8 @@ bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
     size_t n = 0;
     for (int i = 0; texts && i < comm_size() && n + PLACEMENT_TEXT + 20 < sizeof p->text; i++) {
         if (!*texts[i] || strcmp(all[i].host, me.host) != 0) continue;
-        if (comm_size() > 1) n += (size_t)snprintf(p->text + n, 20, "%sprocess %d: ", n ? "\n" : "", i);
+        if (comm_size() > 1)
+            n += (size_t)snprintf(p->text + n, 20, "%sprocess %d: ", n ? "\n" : "", i);
         n += (size_t)snprintf(p->text + n, PLACEMENT_TEXT, "%s", texts[i]);
     }
 

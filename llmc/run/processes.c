@@ -14,7 +14,8 @@
 #include <string.h>
 #include <xxhash.h>
 
-// ------------------------------------------------------------------------------------------------------------ meeting
+// -------------------------------------------------------------------------------------------------
+// meeting
 
 bool processes_meet(const Options *o, Error *err) {
     enum { MOST = 8 * sizeof o->given }; // rows of the table
@@ -43,18 +44,21 @@ bool processes_meet(const Options *o, Error *err) {
     uint64_t sum = 0; // of the program: others may compute other bits
     file_checksum("/proc/self/exe", &bytes, &sum, NULL);
     snprintf(build, sizeof build, "%016llx", (unsigned long long)sum);
-    const CommFact program = {"the program file with checksum", build}; // first: another one may have other options
+    const CommFact program = {"the program file with checksum",
+                              build}; // first: another one may have other options
     if (!comm_agree(&program, 1, err)) return false;
 
     for (const OptionRow *row = option_table; row->long_name; row++) {
         // These say which process it is.
-        if (strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0) continue;
+        if (strcmp(row->long_name, "process-rank") == 0 || strcmp(row->long_name, "server-ip") == 0)
+            continue;
         snprintf(names[n], sizeof names[n], "--%s", row->long_name);
         facts[n] = (CommFact){names[n], option_value(row, o, values[n])};
         n++;
     }
 
-    static const char *const variables[] = {"PRETRAIN_COMM_TIMEOUT", "PRETRAIN_GRAPHS", "PRETRAIN_TUNE"};
+    static const char *const variables[] = {"PRETRAIN_COMM_TIMEOUT", "PRETRAIN_GRAPHS",
+                                            "PRETRAIN_TUNE"};
     for (size_t i = 0; i < sizeof variables / sizeof *variables; i++, n++) {
         snprintf(values[n], sizeof values[n], "%d", options_environment(variables[i]));
         facts[n] = (CommFact){variables[i], values[n]};
@@ -63,7 +67,8 @@ bool processes_meet(const Options *o, Error *err) {
     return comm_agree(facts, n, err);
 }
 
-// ------------------------------------------------------------------------------------------------------------ devices
+// -------------------------------------------------------------------------------------------------
+// devices
 
 // Two processes on one GPU would wait for each other.
 static bool check_distinct(Error *err) {
@@ -73,7 +78,9 @@ static bool check_distinct(Error *err) {
     for (int i = 0; ok && i < comm_size(); i++)
         for (int k = 0; ok && k < i; k++)
             if (*all[i] && strcmp(all[i], all[k]) == 0 && strcmp(comm_host(i), comm_host(k)) == 0)
-                ok = error_set(err, "processes %d and %d on %s have the same GPU (%s); start one process for each GPU",
+                ok = error_set(err,
+                               "processes %d and %d on %s have the same GPU (%s); start one "
+                               "process for each GPU",
                                k, i, comm_host(i), all[i]);
     free(all);
     return ok;
@@ -107,8 +114,8 @@ bool processes_share_threads(const Options *options, int *threads, Error *err) {
     return ok;
 }
 
-// NCCL allocates when a process first sends to another: without this within the first step, where a plan that fills the
-// GPU has left nothing.
+// NCCL allocates when a process first sends to another: without this within the first step, where a
+// plan that fills the GPU has left nothing.
 static bool connect_all(Error *err) {
     enum { LARGEST = 1 << 20, MOST = 64 << 20, REQUEST = 0 }; // bytes: for each process, for all
     const int size = comm_size();
@@ -123,8 +130,9 @@ static bool connect_all(Error *err) {
 
     if (ok) {
         watch_collective("first exchange");
-        ok = (device_all_to_all(send + size * part, send, parts, REQUEST, err) && device_comm_wait(REQUEST, err) &&
-              device_all_gather(send, parts, REQUEST, err) && device_comm_wait(REQUEST, err)) ||
+        ok = (device_all_to_all(send + size * part, send, parts, REQUEST, err) &&
+              device_comm_wait(REQUEST, err) && device_all_gather(send, parts, REQUEST, err) &&
+              device_comm_wait(REQUEST, err)) ||
              comm_lost(err);
     }
 
@@ -152,14 +160,17 @@ bool processes_connect_devices(Error *err) {
     }
     const bool ok =
         comm_agree(facts, count, err) && comm_all_ok(check_distinct(err), err) &&
-        comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) && comm_broadcast(id, sizeof id, err) &&
-        comm_all_ok(device_comm_start(id, comm_rank(), comm_size(), options_environment("PRETRAIN_COMM_TIMEOUT"), err),
+        comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
+        comm_broadcast(id, sizeof id, err) &&
+        comm_all_ok(device_comm_start(id, comm_rank(), comm_size(),
+                                      options_environment("PRETRAIN_COMM_TIMEOUT"), err),
                     err);
     if (ok) watch_device(device_comm_failed);
     return ok && (on_cpu || connect_all(err));
 }
 
-// ------------------------------------------------------------------------------------------------------------- tuning
+// -------------------------------------------------------------------------------------------------
+// tuning
 
 // A micro-step of B empty sequences.
 static bool try_micro_step(Model *model, int64_t B, int64_t tokens, Error *err) {
@@ -178,11 +189,14 @@ static bool try_micro_step(Model *model, int64_t B, int64_t tokens, Error *err) 
 static bool try_step(Model *model, Optimizer *optimizer, const StepShare *share, Error *err) {
     const StepControl control = model_get_control(model);
     const int64_t tokens = share->step_windows * model_options(model)->T;
-    const int64_t smaller = share->step_windows / share->groups, larger = ceil_div(share->step_windows, share->groups);
+    const int64_t smaller = share->step_windows / share->groups,
+                  larger = ceil_div(share->step_windows, share->groups);
     bool ok = true;
-    for (int64_t windows = smaller; ok && windows <= larger; windows++) { // the two sizes of a group
+    for (int64_t windows = smaller; ok && windows <= larger;
+         windows++) { // the two sizes of a group
         if (windows >= share->B) ok = try_micro_step(model, share->B, tokens, err);
-        if (ok && windows % share->B > 0) ok = try_micro_step(model, windows % share->B, tokens, err);
+        if (ok && windows % share->B > 0)
+            ok = try_micro_step(model, windows % share->B, tokens, err);
     }
     tensor_fill(model_step_losses(model), NAN);
     optimizer_norm(optimizer);
@@ -191,18 +205,21 @@ static bool try_step(Model *model, Optimizer *optimizer, const StepShare *share,
     return ok;
 }
 
-bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare *share, Error *err) {
-    if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0) return true; // the CPU chooses nothing
+bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare *share,
+                            Error *err) {
+    if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0)
+        return true; // the CPU chooses nothing
     if (!comm_all_ok(comm_rank() > 0 || try_step(model, optimizer, share, err), err)) return false;
     char *lines = device_tuning();
-    const bool ok =
-        processes_share_text(&lines, err) && (comm_rank() == 0 || device_restore_tuning(lines) ||
-                                              error_set(err, "the choices of process 0 do not fit this GPU"));
+    const bool ok = processes_share_text(&lines, err) &&
+                    (comm_rank() == 0 || device_restore_tuning(lines) ||
+                     error_set(err, "the choices of process 0 do not fit this GPU"));
     free(lines);
     return comm_all_ok(ok, err);
 }
 
-// ----------------------------------------------------------------------------------------------------------- numerics
+// -------------------------------------------------------------------------------------------------
+// numerics
 
 bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     if (comm_size() == 1) return true;
@@ -226,7 +243,8 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------------ between steps
+// -------------------------------------------------------------------------------------------------
+// between steps
 
 bool processes_compare_weights(const Model *model, int64_t step, Error *err) {
     enum { PIECE = 4 << 20 };

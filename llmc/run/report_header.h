@@ -1,5 +1,5 @@
-// The header of a run, before its first step: machine, model, precision, batch, memory, data, schedule. A table on the
-// terminal, the "run" event in main.log.
+// The header of a run, before its first step: machine, model, precision, batch, memory, data,
+// schedule. A table on the terminal, the "run" event in main.log.
 #pragma once
 #include "llmc/log/runlog.h"
 #include "llmc/model/model.h"
@@ -13,7 +13,8 @@ typedef struct {
     RunLog *log;
     DeviceSpeed speed; // measured at the start
     double peak_flops; // the denominator of mfu
-    double datasheet;  // the peak of the datasheet; 0: not known, mfu counts against the measured rate
+    double
+        datasheet; // the peak of the datasheet; 0: not known, mfu counts against the measured rate
 } ReportFacts;
 
 void report_header(const ReportFacts *facts);

@@ -37,8 +37,8 @@ static char *read_remembered(const char *path, Error *err) {
     return text;
 }
 
-// Adopts the directory in which the run was begun from its options.json, if it has one. Returns the text of that file,
-// malloced; NULL: there is none that is whole.
+// Adopts the directory in which the run was begun from its options.json, if it has one. Returns the
+// text of that file, malloced; NULL: there is none that is whole.
 static char *take_begun_directory(Options *o, const char *run) {
     char *path = path_join(run, OPTIONS_FILE), *json = NULL;
     Error unread;
@@ -58,11 +58,12 @@ static char *take_begun_directory(Options *o, const char *run) {
     return json;
 }
 
-// The options in force: those of the newest checkpoint, or those that options.json remembers of a later command, which
-// began at that checkpoint and ended before the next.
+// The options in force: those of the newest checkpoint, or those that options.json remembers of a
+// later command, which began at that checkpoint and ended before the next.
 static bool adopt_latest(RunSetup *s, Error *err) {
     char *remembered = take_begun_directory(&s->options, s->options.output);
-    if (!processes_share_text(&remembered, err)) return false; // a network file system may show an older one elsewhere
+    if (!processes_share_text(&remembered, err))
+        return false; // a network file system may show an older one elsewhere
     cJSON *later = remembered ? cJSON_Parse(remembered) : NULL;
     const cJSON *start = cJSON_GetObjectItemCaseSensitive(later, OPTIONS_START);
     const bool is_later = cJSON_IsNumber(start) && start->valuedouble >= (double)s->state.step;
@@ -72,7 +73,8 @@ static bool adopt_latest(RunSetup *s, Error *err) {
     cJSON *then = cJSON_Parse(json);
     const cJSON *rate = cJSON_GetObjectItemCaseSensitive(then, "learning-rate");
     // Earlier versions kept -l auto, which was the optimizer's rate at 124M.
-    if (cJSON_IsNumber(rate) && rate->valuedouble < 0 && o->lr < 0 && !options_given(o, "learning-rate"))
+    if (cJSON_IsNumber(rate) && rate->valuedouble < 0 && o->lr < 0 &&
+        !options_given(o, "learning-rate"))
         o->lr = optimizer_default_learning_rate(o->optimizer);
     cJSON_Delete(then);
     cJSON_Delete(later);
@@ -80,8 +82,8 @@ static bool adopt_latest(RunSetup *s, Error *err) {
     return ok;
 }
 
-// -y weights begins the optimizer's state anew, once: a checkpoint that the same command, started again, has saved has
-// that state already. -y repeats one that ended before it saved a checkpoint.
+// -y weights begins the optimizer's state anew, once: a checkpoint that the same command, started
+// again, has saved has that state already. -y repeats one that ended before it saved a checkpoint.
 static void choose_state(RunSetup *s) {
     Options *o = &s->options;
     char *command = options_command(o), *saved = NULL;
@@ -89,11 +91,13 @@ static void choose_state(RunSetup *s) {
     const bool has_state = s->resume_path && s->state.optimizer == o->optimizer;
     if (o->resume == RESUME_WEIGHTS && has_state && saved && strcmp(saved, command) == 0) {
         o->resume = RESUME_ALL;
-        advice_print("-y weights: step %lld already has the state that this command began; the run continues with it",
+        advice_print("-y weights: step %lld already has the state that this command began; the run "
+                     "continues with it",
                      (long long)s->state.step);
     } else if (o->resume == RESUME_WEIGHTS) {
         options_set_string(&o->state_command, command);
-    } else if (s->resume_path && o->state_command && strcmp(o->state_command, saved ? saved : "") != 0) {
+    } else if (s->resume_path && o->state_command &&
+               strcmp(o->state_command, saved ? saved : "") != 0) {
         const bool goes_back = options_given(o, "optimizer") && s->state.optimizer == o->optimizer;
         if (!goes_back) o->resume = RESUME_WEIGHTS;
     }
@@ -101,7 +105,8 @@ static void choose_state(RunSetup *s) {
     free(command);
 }
 
-// A run that ended before its first checkpoint restarts from its beginning with its original options.
+// A run that ended before its first checkpoint restarts from its beginning with its original
+// options.
 static bool adopt_remembered(RunSetup *s, Error *err) {
     char *path = path_join(s->options.output, OPTIONS_FILE);
     // A file in which one mark is damaged is still ours.
@@ -111,14 +116,15 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     bool ok = true;
     if (known) {
         json = read_remembered(path, err);
-        ok = json && (options_adopt_json(&s->options, json, false, err) || error_prefix(err, "%s", path));
+        ok = json &&
+             (options_adopt_json(&s->options, json, false, err) || error_prefix(err, "%s", path));
         if (!json) error_set(err, "%.700s; remove it, and give the options again", err->text);
     } else if (reason != 0) {
         ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, reason).text);
     }
     if (ok)
-        advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s", s->options.output,
-                     known ? " with the options in " : "", known ? path : "");
+        advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s",
+                     s->options.output, known ? " with the options in " : "", known ? path : "");
     s->state.seed = (uint64_t)s->options.seed;
     free(json);
     free(path);
@@ -127,13 +133,15 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
 
 bool run_resume_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true; // nothing to save there
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0)
+        return true; // nothing to save there
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
-    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true), *sealed = NULL;
+    char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true),
+         *sealed = NULL;
     // The seal takes the place of the brace.
-    REQUIRE_MEMORY(asprintf(&sealed, "%.*s,\"%s\":%lld%*s", (int)strlen(json) - 1, json, OPTIONS_START,
-                            (long long)s->first_step, JSON_SEAL_BYTES, "") >= 0,
+    REQUIRE_MEMORY(asprintf(&sealed, "%.*s,\"%s\":%lld%*s", (int)strlen(json) - 1, json,
+                            OPTIONS_START, (long long)s->first_step, JSON_SEAL_BYTES, "") >= 0,
                    "the options");
     const size_t body = strlen(sealed) - JSON_SEAL_BYTES;
     json_make_seal(sealed + body, sealed, body);
@@ -144,8 +152,8 @@ bool run_resume_save_options(const RunSetup *s, Error *err) {
     return ok;
 }
 
-// Locks the directory for this process and sets resume_path to the newest checkpoint in it that verifies, if this is a
-// resume.
+// Locks the directory for this process and sets resume_path to the newest checkpoint in it that
+// verifies, if this is a resume.
 static bool find_checkpoint(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!directory_check_writable(o->output, err)) return error_prefix(err, "-o");
@@ -164,12 +172,14 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
         return checkpoint_exists(o->output, &exists, err) &&
                (!exists || o->max_steps == 0 ||
                 error_set(err,
-                          "-o %s: contains checkpoints of an earlier run; resume with -y 1, or name another directory",
+                          "-o %s: contains checkpoints of an earlier run; resume with -y 1, or "
+                          "name another directory",
                           o->output));
     char *skipped = NULL, size[64];
     const double bytes = checkpoint_newest_bytes(o->output);
     if (bytes >= 0x1p30) // more than a second
-        advice_print("-y 1: checking the newest checkpoint in %s, %s", o->output, format_bytes(bytes, size, 64));
+        advice_print("-y 1: checking the newest checkpoint in %s, %s", o->output,
+                     format_bytes(bytes, size, 64));
     err->text[0] = '\0';
     const bool found = checkpoint_find_latest(o->output, &s->resume_path, &skipped, err);
     const bool damaged = skipped != NULL;
@@ -178,8 +188,10 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
     if (found) return true;
     if (err->text[0]) return false;
     if (damaged)
-        return error_set(err, "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
-                         o->output);
+        return error_set(
+            err,
+            "-y 1: no checkpoint in %s is intact; repair them, or move them away to start over",
+            o->output);
     return true;
 }
 
@@ -190,8 +202,8 @@ bool run_resume_lock(RunSetup *s, Error *err) {
     s->state.best_val_loss = s->state.learning_rate = INFINITY;
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
-    // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j names others.
-    // Imported weights have no step and no data of their own.
+    // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j
+    // names others. Imported weights have no step and no data of their own.
     TrainerState state;
     Error none;
     if (o->max_steps == 0 && !o->resume && checkpoint_load_state(o->model, &state, &none)) {
@@ -203,14 +215,16 @@ bool run_resume_lock(RunSetup *s, Error *err) {
         trainer_state_free(&state);
     }
     if (!*o->output) return true;
-    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err)) return false; // process 0 has the directory
+    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err))
+        return false; // process 0 has the directory
     if (!processes_share_text(&s->resume_path, err)) return false;
     if (!s->resume_path && o->resume && !adopt_remembered(s, err)) return false;
     if (s->resume_path && !checkpoint_load_state(s->resume_path, &s->state, err)) return false;
     if (s->resume_path && !adopt_latest(s, err)) return false;
     choose_state(s);
     if (s->state.seed != (uint64_t)o->seed)
-        return error_set(err, "--seed %lld: the run in %s was started with --seed %lld and resumes only with it",
-                         (long long)o->seed, o->output, (long long)s->state.seed);
+        return error_set(
+            err, "--seed %lld: the run in %s was started with --seed %lld and resumes only with it",
+            (long long)o->seed, o->output, (long long)s->state.seed);
     return true;
 }

@@ -1,5 +1,5 @@
-// See run_setup.h. In the order in which things are decided: each function reads what those before it have set, and
-// names the option that is wrong.
+// See run_setup.h. In the order in which things are decided: each function reads what those before
+// it have set, and names the option that is wrong.
 #include "llmc/run/run_setup.h"
 
 #include "llmc/base/arithmetic.h"
@@ -37,23 +37,26 @@ static bool choose_model(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *path = s->resume_path ? s->resume_path : o->model;
     // A word that is neither: the message of the descriptors lists all that -e may be.
-    const bool descriptor =
-        model_config_is_descriptor(o->model) || (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
+    const bool descriptor = model_config_is_descriptor(o->model) ||
+                            (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
     ModelConfig asked = {0};
     if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
     // The words that the run was begun with fit it, whatever they said then.
-    const bool is_other =
-        s->resume_path && options_given(o, "model") && options_differ(o, s->state.options_json, "model");
+    const bool is_other = s->resume_path && options_given(o, "model") &&
+                          options_differ(o, s->state.options_json, "model");
     if (is_other && !descriptor)
         return error_set(err,
-                         "-e %s: the run in %s has weights of its own and continues with them; leave out -e, or name "
+                         "-e %s: the run in %s has weights of its own and continues with them; "
+                         "leave out -e, or name "
                          "another -o",
                          o->model, o->output);
     if (descriptor && !s->resume_path) {
         s->config = asked;
         model_config_set_d_ff(&s->config, o->d_ff);
-        if (!model_config_check(&s->config, err)) return error_prefix(err, "--d-ff %lld", (long long)o->d_ff);
-        snprintf(s->source, sizeof s->source, "%s, new weights from seed %lld", o->model, (long long)o->seed);
+        if (!model_config_check(&s->config, err))
+            return error_prefix(err, "--d-ff %lld", (long long)o->d_ff);
+        snprintf(s->source, sizeof s->source, "%s, new weights from seed %lld", o->model,
+                 (long long)o->seed);
         return true;
     }
     WeightsFile *file = weights_file_open(path, err);
@@ -67,16 +70,19 @@ static bool choose_model(RunSetup *s, Error *err) {
     const ModelConfig *c = &s->config;
     char shape[MODEL_DESCRIPTOR];
     asked.eps = c->eps; // no descriptor states it
-    if (is_other && (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
-                     (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
-        return error_set(err, "-e %s: the run in %s has a different shape (%s)", o->model, o->output,
-                         model_config_descriptor(c, shape));
+    if (is_other &&
+        (asked.L != c->L || asked.C != c->C || asked.NH != c->NH || asked.max_T != c->max_T ||
+         (asked.V && asked.V != c->V) || !model_same_block(&asked, c)))
+        return error_set(err, "-e %s: the run in %s has a different shape (%s)", o->model,
+                         o->output, model_config_descriptor(c, shape));
     // The run stays what it was begun with.
-    if (is_other && !options_take_back(&s->options, s->state.options_json, "model", err)) return false;
-    const int64_t d_ff = model_size(c, DIM_FF), wanted = positive_or(o->d_ff, model_default_d_ff(c));
+    if (is_other && !options_take_back(&s->options, s->state.options_json, "model", err))
+        return false;
+    const int64_t d_ff = model_size(c, DIM_FF),
+                  wanted = positive_or(o->d_ff, model_default_d_ff(c));
     if (options_given(o, "d-ff") && wanted != d_ff)
-        return error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out", (long long)o->d_ff, path,
-                         (long long)d_ff);
+        return error_set(err, "--d-ff %lld: the weights in %s have d_ff = %lld; leave it out",
+                         (long long)o->d_ff, path, (long long)d_ff);
     return true;
 }
 
@@ -84,11 +90,12 @@ static bool choose_context(RunSetup *s, Error *err) {
     const int64_t longest = s->config.max_T;
     s->T = positive_or(s->options.T, min_i64(longest, 1024));
     if (s->T > longest)
-        return error_set(err, "-t %lld: longer than the model's context of %lld tokens", (long long)s->T,
-                         (long long)longest);
+        return error_set(err, "-t %lld: longer than the model's context of %lld tokens",
+                         (long long)s->T, (long long)longest);
     if (s->resume_path && s->T != s->state.T)
-        return error_set(err, "-t %lld: the run in %s reads windows of %lld tokens and resumes only with them",
-                         (long long)s->T, s->options.output, (long long)s->state.T);
+        return error_set(
+            err, "-t %lld: the run in %s reads windows of %lld tokens and resumes only with them",
+            (long long)s->T, s->options.output, (long long)s->state.T);
     return true;
 }
 
@@ -97,8 +104,8 @@ static bool choose_dtype(RunSetup *s, Error *err) {
     s->dtype = s->options.dtype;
     if (s->dtype == DTYPE_COUNT) s->dtype = device_facts()->default_dtype;
     if (!device_facts()->supports[s->dtype])
-        return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype), device_facts()->name,
-                         dtype_name(device_facts()->default_dtype));
+        return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(s->dtype),
+                         device_facts()->name, dtype_name(device_facts()->default_dtype));
     return true;
 }
 
@@ -117,7 +124,8 @@ const char *run_setup_weights(const RunSetup *s) {
 ModelOptions run_setup_model(const RunSetup *s) {
     const Options *o = &s->options;
     int64_t group_windows = 0, sequences = 0;
-    if (o->total_batch > 0) group_windows = ceil_div(o->total_batch / s->T, max_i64(o->reduce_groups, 1));
+    if (o->total_batch > 0)
+        group_windows = ceil_div(o->total_batch / s->T, max_i64(o->reduce_groups, 1));
     if (o->sample_every > 0 || o->interactive) sequences = o->samples;
     return (ModelOptions){
         .config = s->config,
@@ -151,7 +159,8 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
     if (options_given(o, "lr-head")) of_head = "--lr-head";
     if (of_head && !s->config.untied)
         return error_set(err,
-                         "%s: the head of this model is its embedding; use --lr-embedding, or embedding in --by-group",
+                         "%s: the head of this model is its embedding; use --lr-embedding, or "
+                         "embedding in --by-group",
                          of_head);
     if (!s->resume_path || o->max_steps == 0) return true;
     const bool starts_new = o->resume == RESUME_WEIGHTS;
@@ -164,13 +173,13 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
 static bool check_processes(const Options *o, Error *err) {
     const char *launcher = o->plan ? "--gpus" : comm_launcher();
     if (process_count(o) != 1 && o->interactive)
-        return error_set(err, "--interactive: answers prompts in one process; %s started %d", launcher,
-                         process_count(o));
+        return error_set(err, "--interactive: answers prompts in one process; %s started %d",
+                         launcher, process_count(o));
     return true;
 }
 
-// --tokens auto or --ratio, and -d auto: from the size of the model. What is chosen is a number in the options, which a
-// checkpoint keeps; only a --ratio changes it afterwards.
+// --tokens auto or --ratio, and -d auto: from the size of the model. What is chosen is a number in
+// the options, which a checkpoint keeps; only a --ratio changes it afterwards.
 static void choose_tokens(RunSetup *s) {
     Options *o = &s->options;
     double ratio = recipe_ratio(o->optimizer);
@@ -192,18 +201,21 @@ static void choose_tokens(RunSetup *s) {
     options_mark_chosen(o, "total-batch");
 }
 
-// -l auto, and with Muon --lr-embedding and --lr-vectors, and -c auto. steps 0: not known, for a plan.
+// -l auto, and with Muon --lr-embedding and --lr-vectors, and -c auto. steps 0: not known, for a
+// plan.
 static void choose_rates(RunSetup *s, double step_tokens, double steps) {
     Options *o = &s->options;
     const bool is_muon = o->optimizer == OPTIMIZER_MUON;
     if (o->max_steps == 0) return;
     if (o->lr < 0) {
-        o->lr = s->recipe[RECIPE_RATE] = recipe_learning_rate(&s->config, o->optimizer, step_tokens);
+        o->lr = s->recipe[RECIPE_RATE] =
+            recipe_learning_rate(&s->config, o->optimizer, step_tokens);
         options_mark_chosen(o, "learning-rate");
     }
     const bool follows_size = is_muon && options_chosen(o, "learning-rate");
     if (follows_size && o->lr_embedding < 0) {
-        o->lr_embedding = s->recipe[RECIPE_EMBEDDING] = recipe_embedding_rate(&s->config, step_tokens);
+        o->lr_embedding = s->recipe[RECIPE_EMBEDDING] =
+            recipe_embedding_rate(&s->config, step_tokens);
         options_mark_chosen(o, "lr-embedding");
     }
     if (follows_size && o->lr_vectors < 0) {
@@ -233,19 +245,21 @@ static bool choose_memory(RunSetup *s, Error *err) {
     const bool divides = o->B == 0 && s->recipe[RECIPE_BATCH] > 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room = plan_room(automatic);
-    if (strcmp(device_facts()->backend, "cpu") == 0) room /= comm_local_size(); // the processes of a machine share it
-    if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) || !processes_min(&room, err) ||
-        !plan_fit(&model, o->B == 0, o->recompute, room, most, err) ||
+    if (strcmp(device_facts()->backend, "cpu") == 0)
+        room /= comm_local_size(); // the processes of a machine share it
+    if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) ||
+        !processes_min(&room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err) ||
         (divides && !plan_fit_divisor(&model, o->recompute, room, err)))
         return false;
     o->B = model.B; // a checkpoint states the choice
     s->recompute = model.recompute;
     recompute_text(&s->recompute, s->config.L, text, sizeof text);
     if (o->gelu_fusion > 0 && recompute_gelu_alone(&s->recompute, s->config.L))
-        return error_set(err,
-                         "-ge %d and -r %s: GELU fused into a matmul cannot be recomputed with the same "
-                         "bits; leave out -ge, or use fc or block in -r instead of gelu",
-                         o->gelu_fusion, text);
+        return error_set(
+            err,
+            "-ge %d and -r %s: GELU fused into a matmul cannot be recomputed with the same "
+            "bits; leave out -ge, or use fc or block in -r instead of gelu",
+            o->gelu_fusion, text);
     options_set_string(&o->recompute, text);
     return true;
 }
@@ -256,14 +270,15 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     const int64_t total_batch = positive_or(o->total_batch, o->B * s->T * o->reduce_groups);
     if (!options_check_total_batch(total_batch, s->T, err)) return false;
     s->step_windows = total_batch / s->T;
-    if (o->max_steps != 0 &&
-        !step_share_make(&s->share, s->step_windows, o->B, o->reduce_groups, comm_rank(), comm_size(), err))
+    if (o->max_steps != 0 && !step_share_make(&s->share, s->step_windows, o->B, o->reduce_groups,
+                                              comm_rank(), comm_size(), err))
         return false;
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->data.train.num_windows / s->step_windows;
     if (o->tokens > 0) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
     if (s->total_steps < 1 && o->max_steps != 0) s->total_steps = 1;
-    if (o->profile > 0 && o->max_steps == 0) return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
+    if (o->profile > 0 && o->max_steps == 0)
+        return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
     choose_rates(s, (double)(s->step_windows * s->T), (double)s->total_steps);
     if (!options_rates(o, s->rates, err)) return false;
@@ -284,33 +299,42 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     if (s->data.has_val) data = &s->data.val;
     if (s->data.train.num_shards > 0) data = &s->data.train;
     char *const *patterns = data->mixture.patterns;
-    if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, patterns[0], data->vocab, s->config.V, err))
+    if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, patterns[0], data->vocab, s->config.V,
+                        err))
         return *o->tokenizer && advice_add_directories(o, "tokenizer", err);
-    for (int i = 1; i < data->mixture.count; i++) { // the one next to another source of a mixture must be the same
+    for (int i = 1; i < data->mixture.count;
+         i++) { // the one next to another source of a mixture must be the same
         Tokenizer *other;
-        if (!tokenizer_find(&other, o->tokenizer, weights, patterns[i], data->vocab, s->config.V, err)) return false;
-        const bool same =
-            !other || !s->tokenizer || tokenizer_fingerprint(other) == tokenizer_fingerprint(s->tokenizer);
+        if (!tokenizer_find(&other, o->tokenizer, weights, patterns[i], data->vocab, s->config.V,
+                            err))
+            return false;
+        const bool same = !other || !s->tokenizer ||
+                          tokenizer_fingerprint(other) == tokenizer_fingerprint(s->tokenizer);
         tokenizer_free(other);
         if (!same)
-            return error_set(err, "%s: the tokenizer next to it differs from that of %s; make them with one tokenizer",
+            return error_set(err,
+                             "%s: the tokenizer next to it differs from that of %s; make them with "
+                             "one tokenizer",
                              path_quoted(patterns[i]).text, path_quoted(patterns[0]).text);
     }
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     if (s->tokenizer && tokenizer_vocab(s->tokenizer) + VOCAB_PADDING < s->config.V)
-        advice_print(
-            "%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the model's tokenizer, name "
-            "that with --tokenizer",
-            tokenizer_name(s->tokenizer), (long long)tokenizer_vocab(s->tokenizer), (long long)s->config.V);
+        advice_print("%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the "
+                     "model's tokenizer, name "
+                     "that with --tokenizer",
+                     tokenizer_name(s->tokenizer), (long long)tokenizer_vocab(s->tokenizer),
+                     (long long)s->config.V);
     if (generate_prompt_ends_in_space(s->tokenizer, o->prompt))
-        advice_print("--prompt: it ends in a space, which is part of the next word's token; better without it");
+        advice_print("--prompt: it ends in a space, which is part of the next word's token; better "
+                     "without it");
     const char *needs_it = NULL;
     if (*o->prompt) needs_it = "--prompt";
     if (o->interactive) needs_it = "--interactive";
     if (!s->tokenizer && needs_it)
-        return error_set(
-            err, "%s: no tokenizer for the model's vocabulary of %lld tokens was found; name one with --tokenizer",
-            needs_it, (long long)s->config.V);
+        return error_set(err,
+                         "%s: no tokenizer for the model's vocabulary of %lld tokens was found; "
+                         "name one with --tokenizer",
+                         needs_it, (long long)s->config.V);
     return true;
 }
 
@@ -330,7 +354,8 @@ static bool choose_extras(RunSetup *s, Error *err) {
 static bool open_choices(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *colon = strrchr(o->choices, ':');
-    const bool has_limit = colon && isdigit((unsigned char)colon[1]) && !colon[1 + strspn(colon + 1, "0123456789")];
+    const bool has_limit =
+        colon && isdigit((unsigned char)colon[1]) && !colon[1 + strspn(colon + 1, "0123456789")];
     char *files = strdup(o->choices);
     const char *name = "--choices";
     REQUIRE_MEMORY(files, "a path");
@@ -344,9 +369,9 @@ static bool open_choices(RunSetup *s, Error *err) {
         name = "-h 1";
     }
     const bool is_none = !*files || strcmp(files, "0") == 0;
-    const bool ok =
-        is_none || ((choices_open(&s->choices, files, s->config.V, err) || advice_add_directories(o, "choices", err)) &&
-                    choices_fit(&s->choices, s->T, err));
+    const bool ok = is_none || ((choices_open(&s->choices, files, s->config.V, err) ||
+                                 advice_add_directories(o, "choices", err)) &&
+                                choices_fit(&s->choices, s->T, err));
     free(files);
     if (!ok) return error_prefix(err, "%s", name);
     return true;
@@ -369,10 +394,13 @@ static bool choose_export(RunSetup *s, Error *err) {
     if (s->export_type == EXPORT_TYPES)
         return error_set(err, "--export %s: %s is not fp32, bf16, fp16 or q8_0", o->export, dtype);
     if (*s->export_path && strcmp(s->export_path, o->output) == 0)
-        return error_set(err, "--export %s: checkpoints are saved there (-o); name another directory", o->output);
+        return error_set(err,
+                         "--export %s: checkpoints are saved there (-o); name another directory",
+                         o->output);
     if (path_is_same(s->export_path, o->model))
-        return error_set(err, "--export %s: the model is read from there (-e); name another file or directory",
-                         s->export_path);
+        return error_set(
+            err, "--export %s: the model is read from there (-e); name another file or directory",
+            s->export_path);
     return export_check(s->export_path, s->export_type, &s->config, s->tokenizer, err);
 }
 
@@ -380,16 +408,17 @@ static bool choose_export(RunSetup *s, Error *err) {
 static void restore_tuning(const char *tuning) {
     if (device_restore_tuning(tuning)) return;
     if (strcmp(device_facts()->backend, "cpu") != 0) {
-        advice_print("-y 1: this run chose its matmuls and attention for another GPU, driver or library; they are "
+        advice_print("-y 1: this run chose its matmuls and attention for another GPU, driver or "
+                     "library; they are "
                      "chosen again here, and bits may differ from the original run");
         return;
     }
     char *here = device_tuning();
     const int length = (int)strcspn(tuning, "\n"); // a GPU has more lines
-    advice_print(
-        "-y 1: this run was computed by %.*s, here it is %s: bits will differ from the original run; to repeat "
-        "them, resume with the processor, oneDNN, PRETRAIN_CPU and --threads that it had",
-        length, tuning, here);
+    advice_print("-y 1: this run was computed by %.*s, here it is %s: bits will differ from the "
+                 "original run; to repeat "
+                 "them, resume with the processor, oneDNN, PRETRAIN_CPU and --threads that it had",
+                 length, tuning, here);
     free(here);
 }
 
@@ -411,19 +440,21 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
     const Sources *const data[] = {&s->data.train, &s->data.val};
     char texts[2][64], sizes[128];
     for (int i = 0; i < 2; i++)
-        snprintf(texts[i], sizeof texts[i], "%lld tokens (checksum %016llx)", (long long)data[i]->num_tokens,
-                 (unsigned long long)data[i]->fingerprint);
-    snprintf(sizes, sizeof sizes, "B=%lld T=%lld, %lld sequences a step, %lld steps from %lld", (long long)s->options.B,
-             (long long)s->T, (long long)s->step_windows, (long long)s->total_steps, (long long)s->first_step);
-    const CommFact facts[] = {{"-i", texts[0]}, {"-j", texts[1]}, {"-e", s->source}, {"sizes", sizes}};
+        snprintf(texts[i], sizeof texts[i], "%lld tokens (checksum %016llx)",
+                 (long long)data[i]->num_tokens, (unsigned long long)data[i]->fingerprint);
+    snprintf(sizes, sizeof sizes, "B=%lld T=%lld, %lld sequences a step, %lld steps from %lld",
+             (long long)s->options.B, (long long)s->T, (long long)s->step_windows,
+             (long long)s->total_steps, (long long)s->first_step);
+    const CommFact facts[] = {
+        {"-i", texts[0]}, {"-j", texts[1]}, {"-e", s->source}, {"sizes", sizes}};
     return comm_agree(facts, sizeof facts / sizeof *facts, err);
 }
 
 // For a plan that was asked what auto stands for.
 static void print_recipe(RunSetup *s, double step_tokens) {
     const Options *o = &s->options;
-    const bool asks = s->recipe[RECIPE_TOKENS] > 0 || s->recipe[RECIPE_BATCH] > 0 || o->weight_decay < 0 ||
-                      (o->lr < 0 && options_given(o, "learning-rate"));
+    const bool asks = s->recipe[RECIPE_TOKENS] > 0 || s->recipe[RECIPE_BATCH] > 0 ||
+                      o->weight_decay < 0 || (o->lr < 0 && options_given(o, "learning-rate"));
     double tokens = fmax(0, (double)o->max_steps) * step_tokens;
     char line[RECIPE_TEXT];
     if (!asks) return;
@@ -431,7 +462,8 @@ static void print_recipe(RunSetup *s, double step_tokens) {
     choose_rates(s, step_tokens, ceil(tokens / step_tokens));
     for (int i = 0; i < RECIPE_COUNT; i++)
         if (s->recipe[i] > 0)
-            printf("recipe      %s\n", recipe_line((RecipeNumber)i, s->recipe[i], &s->config, o->optimizer, line));
+            printf("recipe      %s\n",
+                   recipe_line((RecipeNumber)i, s->recipe[i], &s->config, o->optimizer, line));
 }
 
 // --plan: no data is opened, and no memory taken.
@@ -443,12 +475,14 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (!choose_model(s, err) || !choose_context(s, err)) return false;
     if (elsewhere && !gpu_check_types(o->gpu, o->dtype, o->fp8, err)) return false;
     if (!elsewhere && !choose_dtype(s, err)) return false;
-    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
+    if (o->dtype == DTYPE_COUNT)
+        s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     if (o->hours == 0) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
-    const int64_t step_windows = max_i64(o->total_batch, 0) / s->T; // 0: a micro-batch of each group
+    // 0: a micro-batch of each group
+    const int64_t step_windows = max_i64(o->total_batch, 0) / s->T;
     PlanRequest request = {.model = run_setup_model(s),
                            .step_windows = step_windows,
                            .recompute = o->recompute,
@@ -465,7 +499,8 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     const int64_t B = max_i64(o->B, 1), windows = positive_or(step_windows, B * o->reduce_groups);
     StepShare share; // only a check that the processes could share a step
     if (!check_processes(o, err) ||
-        (o->max_steps != 0 && !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
+        (o->max_steps != 0 &&
+         !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
         !model_check_options(&checked, err))
         return false;
     char *repeated = options_repeated(o);

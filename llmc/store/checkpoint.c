@@ -26,37 +26,44 @@ static const char probe_prefix[] = ".tmp-probe"; // of directory_check_writable
 // "DIR/step_00001000", or the temporary name under which it is written or removed; malloced.
 static char *step_path(const char *dir, int64_t step, bool temporary) {
     char name[64];
-    snprintf(name, sizeof name, "%s%08lld", temporary ? temporary_prefix : "step_", (long long)step);
+    snprintf(name, sizeof name, "%s%08lld", temporary ? temporary_prefix : "step_",
+             (long long)step);
     return path_join(dir, name);
 }
 
-// ------------------------------------------------------------------------------------------------------------ saving
+// -------------------------------------------------------------------------------------------------
+// saving
 
-// False if a directory of ours contains foreign files, which must not be removed or hidden. One file of ours vouches
-// for the others: files of earlier versions have no marks, and a file that a loss of power cut off may have lost its
-// own.
+// False if a directory of ours contains foreign files, which must not be removed or hidden. One
+// file of ours vouches for the others: files of earlier versions have no marks, and a file that a
+// loss of power cut off may have lost its own.
 static bool holds_only_ours(const char *directory, Error *err) {
-    static const OwnFileKind more[] = {{OPTIMIZER_FILE_NAME, SAFETENSORS_MARK}, {manifest_name, "\"best_val_loss\": "}};
+    static const OwnFileKind more[] = {{OPTIMIZER_FILE_NAME, SAFETENSORS_MARK},
+                                       {manifest_name, "\"best_val_loss\": "}};
     bool vouched = huggingface_vouches(directory);
     for (int i = 0; i < 2 && !vouched; i++) {
         char *path = path_join(directory, more[i].name);
         vouched = own_file_is(path, more[i].mark);
         free(path);
     }
-    if (!huggingface_is_own(directory, more, 2, vouched, err)) return error_prefix(err, "%s is kept", directory);
+    if (!huggingface_is_own(directory, more, 2, vouched, err))
+        return error_prefix(err, "%s is kept", directory);
     return true;
 }
 
-// Removes a directory with a temporary name, left by a write or a removal that has ended. If it contains foreign files,
-// it is instead renamed to a visible unused name, such as step_00000001.1.
+// Removes a directory with a temporary name, left by a write or a removal that has ended. If it
+// contains foreign files, it is instead renamed to a visible unused name, such as step_00000001.1.
 static void discard(const char *dir, const char *name) {
     char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-"));
     if (holds_only_ours(path, NULL)) {
-        directory_remove(path, NULL); // leftovers that cannot be removed are tried again at the next save
-    } else if (errno == 0) {          // it was read
+        directory_remove(path,
+                         NULL); // leftovers that cannot be removed are tried again at the next save
+    } else if (errno == 0) {    // it was read
         char *seen = path_unused(step);
         if (directory_move(path, seen, NULL))
-            format_print(stderr, "a directory with files that this program did not write was renamed to %s\n", seen);
+            format_print(
+                stderr,
+                "a directory with files that this program did not write was renamed to %s\n", seen);
         free(seen);
     }
     free(step);
@@ -73,14 +80,17 @@ void checkpoint_clean(const char *dir) {
         char *path = path_join(dir, names[i]);
         if (strncmp(names[i], probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
         if (strncmp(names[i], temporary_prefix, strlen(temporary_prefix)) == 0) {
-            // A directory left by a process that was killed. A complete checkpoint gets its name, if that is free. A
-            // directory whose files were moved one by one (directory_merge) gets them back: a save moves the manifest
-            // out last, a removal moves it in first. The others are discarded.
+            // A directory left by a process that was killed. A complete checkpoint gets its name,
+            // if that is free. A directory whose files were moved one by one (directory_merge) gets
+            // them back: a save moves the manifest out last, a removal moves it in first. The
+            // others are discarded.
             const int64_t step = strtoll(names[i] + strlen(temporary_prefix), NULL, 10);
             char *final = step_path(dir, step, false), *manifest = path_join(path, manifest_name);
             if (!file_exists(final)) {
-                if (verify(path, step, true, NULL)) directory_commit(path, final, manifest_name, NULL);
-            } else if (file_exists(manifest) && !verify(final, step, false, NULL) && holds_only_ours(final, NULL)) {
+                if (verify(path, step, true, NULL))
+                    directory_commit(path, final, manifest_name, NULL);
+            } else if (file_exists(manifest) && !verify(final, step, false, NULL) &&
+                       holds_only_ours(final, NULL)) {
                 directory_merge(path, final, manifest_name, false);
             }
             if (file_exists(path)) discard(dir, names[i]);
@@ -94,21 +104,28 @@ void checkpoint_clean(const char *dir) {
 
 bool checkpoint_save(const char *dir, const Model *model, const TrainerState *state, Error *err) {
     REQUIRE(model_options(model)->train, "a model without optimizer state has no checkpoint");
-    const HuggingFaceModel weights = {
-        .model = model, .dtype = DTYPE_FP32, .eot = state->eot, .tokenizer = state->tokenizer, .extras = state->extras};
+    const HuggingFaceModel weights = {.model = model,
+                                      .dtype = DTYPE_FP32,
+                                      .eot = state->eot,
+                                      .tokenizer = state->tokenizer,
+                                      .extras = state->extras};
     FileFacts facts[CHECKPOINT_FILES];
     if (!directory_make(dir, err)) return false;
     checkpoint_clean(dir);
-    char *temporary = step_path(dir, state->step, true), *final = step_path(dir, state->step, false);
-    char *optimizer = path_join(temporary, OPTIMIZER_FILE_NAME), *manifest = path_join(temporary, manifest_name);
+    char *temporary = step_path(dir, state->step, true),
+         *final = step_path(dir, state->step, false);
+    char *optimizer = path_join(temporary, OPTIMIZER_FILE_NAME),
+         *manifest = path_join(temporary, manifest_name);
     bool made = mkdir(temporary, 0755) == 0;
-    bool ok =
-        made || error_set(err, "%s: cannot make the directory: %s", temporary, path_reason(temporary, errno).text);
+    bool ok = made || error_set(err, "%s: cannot make the directory: %s", temporary,
+                                path_reason(temporary, errno).text);
     ok = ok && huggingface_write(temporary, &weights, facts, err) &&
          optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
          trainer_json_write(manifest, state, model_options(model), facts, err) &&
-         verify(temporary, state->step, true, err) && directory_commit(temporary, final, manifest_name, err);
-    // Removes the previous directory of that name, or the files written before a failure, which err already describes.
+         verify(temporary, state->step, true, err) &&
+         directory_commit(temporary, final, manifest_name, err);
+    // Removes the previous directory of that name, or the files written before a failure, which err
+    // already describes.
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
     free(manifest);
     free(optimizer);
@@ -117,7 +134,8 @@ bool checkpoint_save(const char *dir, const Model *model, const TrainerState *st
     return ok;
 }
 
-// ----------------------------------------------------------------------------------------------------------- finding
+// -------------------------------------------------------------------------------------------------
+// finding
 
 static const char step_prefix[] = "step_", done_prefix[] = "DONE_";
 
@@ -137,7 +155,8 @@ static int newest_first(const void *a, const void *b) {
     return x < y;
 }
 
-// The steps of all step_* directories of dir, newest first, malloced. A directory that does not exist has none.
+// The steps of all step_* directories of dir, newest first, malloced. A directory that does not
+// exist has none.
 static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err) {
     *steps = NULL;
     *count = 0;
@@ -156,14 +175,16 @@ static bool list_steps(const char *dir, int64_t **steps, int *count, Error *err)
     return true;
 }
 
-// Whether the manifest of a step directory parses and its files have the sizes (and checksums) that it states.
+// Whether the manifest of a step directory parses and its files have the sizes (and checksums) that
+// it states.
 static bool verify(const char *directory, int64_t step, bool checksums, Error *err) {
     TrainerState state;
     FileFacts facts[CHECKPOINT_FILES];
     char *manifest = path_join(directory, manifest_name);
     bool ok = trainer_json_read(manifest, &state, facts, err);
     if (ok && state.step != step)
-        ok = error_set(err, "%s: written at step %lld, not at this directory's step", manifest, (long long)state.step);
+        ok = error_set(err, "%s: written at step %lld, not at this directory's step", manifest,
+                       (long long)state.step);
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
         if (facts[i].bytes < 0) continue;
         char *path = path_join(directory, checkpoint_file_name(i));
@@ -171,11 +192,12 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
         FileFacts found = facts[i];
         ok = stat(path, &st) == 0 || error_set(err, "%s: %s", path, path_reason(path, errno).text);
         if (ok && (int64_t)st.st_size != facts[i].bytes)
-            ok =
-                error_set(err, "%s: %lld bytes, expected %lld", path, (long long)st.st_size, (long long)facts[i].bytes);
+            ok = error_set(err, "%s: %lld bytes, expected %lld", path, (long long)st.st_size,
+                           (long long)facts[i].bytes);
         if (ok && checksums) ok = file_checksum(path, &found.bytes, &found.checksum, err);
         if (ok && found.checksum != facts[i].checksum)
-            ok = error_set(err, "%s: checksum %016llx, expected %016llx", path, (unsigned long long)found.checksum,
+            ok = error_set(err, "%s: checksum %016llx, expected %016llx", path,
+                           (unsigned long long)found.checksum,
                            (unsigned long long)facts[i].checksum);
         free(path);
     }
@@ -203,7 +225,8 @@ double checkpoint_newest_bytes(const char *dir) {
 
 bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error *err) {
     // With these errors a file may be whole: they tell nothing about its content.
-    static const int unreadable[] = {EIO, ESTALE, EINTR, EAGAIN, ETIMEDOUT, EACCES, EPERM, EMFILE, ENFILE, ENOMEM};
+    static const int unreadable[] = {EIO,    ESTALE, EINTR,  EAGAIN, ETIMEDOUT,
+                                     EACCES, EPERM,  EMFILE, ENFILE, ENOMEM};
     *path = *skipped = NULL;
     error_set(err, "%s", "");
     int64_t *steps;
@@ -232,7 +255,8 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
         free(*skipped);
         *skipped = NULL;
     }
-    if (!*path && unread) error_set(err, "%s: its checkpoints cannot be read now: %s", dir, strerror(unread));
+    if (!*path && unread)
+        error_set(err, "%s: its checkpoints cannot be read now: %s", dir, strerror(unread));
     return *path != NULL;
 }
 
@@ -242,7 +266,8 @@ bool checkpoint_exists(const char *dir, bool *exists, Error *err) {
     *exists = false;
     if (!list_steps(dir, &steps, &count, err)) return false;
     for (int i = 0; i < count && !*exists; i++) {
-        char *directory = step_path(dir, steps[i], false), *manifest = path_join(directory, manifest_name);
+        char *directory = step_path(dir, steps[i], false),
+             *manifest = path_join(directory, manifest_name);
         *exists = file_exists(manifest);
         free(manifest);
         free(directory);
@@ -259,7 +284,8 @@ bool checkpoint_load_state(const char *path, TrainerState *state, Error *err) {
     return ok;
 }
 
-bool checkpoint_set_best_loss(const char *path, const Model *model, double best_val_loss, Error *err) {
+bool checkpoint_set_best_loss(const char *path, const Model *model, double best_val_loss,
+                              Error *err) {
     FileFacts facts[CHECKPOINT_FILES];
     TrainerState state;
     char *manifest = path_join(path, manifest_name);
@@ -277,7 +303,8 @@ bool checkpoint_set_best_loss(const char *path, const Model *model, double best_
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------------------- rotation
+// -------------------------------------------------------------------------------------------------
+// rotation
 
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, Error *err) {
     int64_t *steps;
@@ -291,13 +318,14 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
         // Others are not checkpoints: they do not count, and stay for the user to see.
         const bool counts = steps[i] <= last && verify(path, steps[i], false, NULL);
         if (counts && ++whole > keep && !(major > 0 && steps[i] % major == 0)) {
-            // Moves the directory to a temporary name first, durably, so that a kill or a loss of power leaves a name
-            // that the next start removes, and not half a checkpoint.
+            // Moves the directory to a temporary name first, durably, so that a kill or a loss of
+            // power leaves a name that the next start removes, and not half a checkpoint.
             char *temporary = step_path(dir, steps[i], true);
             Error *first = ok ? err : NULL; // failure: it is reported
             bool removed = holds_only_ours(path, first);
             if (removed && !directory_move(path, temporary, manifest_name))
-                removed = error_set(first, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+                removed =
+                    error_set(first, "%s: cannot remove: %s", path, path_reason(path, errno).text);
             ok &= removed && directory_sync(dir, first) && directory_remove(temporary, first);
             free(temporary);
         }
@@ -307,7 +335,8 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------------------ the end
+// -------------------------------------------------------------------------------------------------
+// the end
 
 bool checkpoint_mark_done(const char *dir, int64_t step, Error *err) {
     char name[64];
@@ -328,7 +357,8 @@ void checkpoint_unmark_done(const char *dir) {
     for (int i = 0; i < count; i++) {
         char *path = path_join(dir, names[i]);
         struct stat st;
-        if (parse_step(names[i], done_prefix, &step) && lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0)
+        if (parse_step(names[i], done_prefix, &step) && lstat(path, &st) == 0 &&
+            S_ISREG(st.st_mode) && st.st_size == 0)
             unlink(path);
         free(path);
     }

@@ -45,7 +45,8 @@ ExportType export_type_of(const char *name) {
 // The kind of export, from the name.
 static const struct {
     const char *suffix, *what, *magic;
-} target_kinds[] = {{".bin", "an llm.c model", LLMC_BIN_MAGIC}, {".gguf", "a GGUF model", GGUF_MAGIC}};
+} target_kinds[] = {{".bin", "an llm.c model", LLMC_BIN_MAGIC},
+                    {".gguf", "a GGUF model", GGUF_MAGIC}};
 typedef enum { TARGET_LLMC, TARGET_GGUF, TARGET_DIRECTORY } TargetKind;
 
 typedef struct {
@@ -67,17 +68,19 @@ static bool ends_in(const char *text, const char *suffix) {
 // Names of single files, which are no directories of Hugging Face, and which nothing here writes.
 static bool check_suffix(const char *path, Error *err) {
     static const char *const foreign[] = {
-        ".pt",   ".pth",  ".ckpt",    ".onnx",   ".h5",       ".keras",     ".msgpack", ".npz", ".npy", ".pkl",  ".pte",
-        ".ggml", ".ggjt", ".mlmodel", ".tflite", ".pdparams", ".llamafile", ".zip",     ".tar", ".gz",  ".json", NULL};
+        ".pt",        ".pth", ".ckpt", ".onnx", ".h5",   ".keras",   ".msgpack", ".npz",
+        ".npy",       ".pkl", ".pte",  ".ggml", ".ggjt", ".mlmodel", ".tflite",  ".pdparams",
+        ".llamafile", ".zip", ".tar",  ".gz",   ".json", NULL};
     if (ends_in(path, ".safetensors"))
-        return error_set(err, "name the directory for model.safetensors and config.json, not a file");
+        return error_set(err,
+                         "name the directory for model.safetensors and config.json, not a file");
     for (int i = 0; foreign[i]; i++)
         if (ends_in(path, foreign[i]))
-            return error_set(
-                err,
-                "models are not written as %s; name a directory for a Hugging Face model, a file that ends "
-                "in .gguf for llama.cpp or in .bin for llm.c",
-                foreign[i]);
+            return error_set(err,
+                             "models are not written as %s; name a directory for a Hugging Face "
+                             "model, a file that ends "
+                             "in .gguf for llama.cpp or in .bin for llm.c",
+                             foreign[i]);
     return true;
 }
 
@@ -98,25 +101,30 @@ bool export_is_directory(const char *path) {
     return t.kind == TARGET_DIRECTORY;
 }
 
-// ---------------------------------------------------------------------------------------------------- existing targets
+// -------------------------------------------------------------------------------------------------
+// existing targets
 
-static bool is_own_model(const char *directory) { return huggingface_is_own(directory, NULL, 0, false, NULL); }
+static bool is_own_model(const char *directory) {
+    return huggingface_is_own(directory, NULL, 0, false, NULL);
+}
 
 // Opens and locks a directory; -1: it is not there, or a process has it.
 static int lock_directory(const char *path, int how) {
     struct stat opened, named;
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return -1;
-    // A file system without locks: it may be a process's. It may have been renamed or removed in between.
-    if (flock(fd, how) == 0 && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 && opened.st_ino == named.st_ino &&
-        opened.st_dev == named.st_dev)
+    // A file system without locks: it may be a process's. It may have been renamed or removed in
+    // between.
+    if (flock(fd, how) == 0 && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 &&
+        opened.st_ino == named.st_ino && opened.st_dev == named.st_dev)
         return fd;
     close(fd);
     return -1;
 }
 
-// Makes the directory in which an export is built, .tmp-NAME-PID beside the target, *path, malloced. It is locked until
-// the descriptor is closed, so that another process tells it from what a killed one has left.
+// Makes the directory in which an export is built, .tmp-NAME-PID beside the target, *path,
+// malloced. It is locked until the descriptor is closed, so that another process tells it from what
+// a killed one has left.
 static bool make_temporary(const ExportTarget *t, char **path, int *lock, Error *err) {
     enum { MAX_PID = 1 << 22, MAX_NAMES = 100 };
     int reason = EEXIST;
@@ -124,7 +132,8 @@ static bool make_temporary(const ExportTarget *t, char **path, int *lock, Error 
     *lock = -1;
     for (long i = 0; i < MAX_NAMES && reason == EEXIST; i++) {
         char name[NAME_MAX + 64];
-        snprintf(name, sizeof name, ".tmp-%.*s-%ld", NAME_MAX, path_name(t->path), getpid() + i * MAX_PID);
+        snprintf(name, sizeof name, ".tmp-%.*s-%ld", NAME_MAX, path_name(t->path),
+                 getpid() + i * MAX_PID);
         free(*path);
         *path = path_join(t->parent, name);
         if (mkdir(*path, 0755) != 0) {
@@ -132,7 +141,8 @@ static bool make_temporary(const ExportTarget *t, char **path, int *lock, Error 
             continue;
         }
         *lock = lock_directory(*path, LOCK_EX);
-        if (*lock >= 0 || file_exists(*path)) return true; // or one without locks; else it was removed as stale
+        if (*lock >= 0 || file_exists(*path))
+            return true; // or one without locks; else it was removed as stale
     }
     error_set(err, "cannot make the directory %s: %s", *path, path_reason(*path, reason).text);
     free(*path);
@@ -149,7 +159,8 @@ static bool is_temporary_directory(const ExportTarget *t, const char *name) {
            (pid && pid[1] && pid[1 + strspn(pid + 1, "0123456789")] == '\0');
 }
 
-// Removes what exports that were killed have left beside the target, whatever their own targets were.
+// Removes what exports that were killed have left beside the target, whatever their own targets
+// were.
 static void remove_stale_exports(const ExportTarget *t) {
     char **names;
     int count;
@@ -172,8 +183,8 @@ static void remove_stale_exports(const ExportTarget *t) {
     directory_list_free(names, count);
 }
 
-// Checks the directories above the target that the export will make. They are not made for the check: removing them
-// again would take them from another export, which has just made sure of them.
+// Checks the directories above the target that the export will make. They are not made for the
+// check: removing them again would take them from another export, which has just made sure of them.
 static bool check_new_parents(const ExportTarget *t, Error *err) {
     const size_t existing = directory_existing(t->parent);
     char *above = strndup(t->parent, existing);
@@ -184,7 +195,8 @@ static bool check_new_parents(const ExportTarget *t, Error *err) {
     bool ok = directory_check_writable(directory, err);
     for (const char *name = t->path + existing; ok && *name; name += strcspn(name, "/")) {
         name += strspn(name, "/");
-        if (strcspn(name, "/") > NAME_MAX) ok = error_set(err, "cannot be created: %s", strerror(ENAMETOOLONG));
+        if (strcspn(name, "/") > NAME_MAX)
+            ok = error_set(err, "cannot be created: %s", strerror(ENAMETOOLONG));
     }
     free(above);
     return ok;
@@ -196,7 +208,8 @@ static bool check_writable(const ExportTarget *t, Error *err) {
     if (!directory_check_writable(t->parent, err)) return false;
     if (t->kind != TARGET_DIRECTORY) {
         AtomicFile *probe = atomic_file_create(t->path, NULL);
-        if (!probe) return error_set(err, "cannot be created: %s", path_reason(t->path, errno).text);
+        if (!probe)
+            return error_set(err, "cannot be created: %s", path_reason(t->path, errno).text);
         atomic_file_abandon(probe);
         return true;
     }
@@ -213,12 +226,15 @@ static bool check_writable(const ExportTarget *t, Error *err) {
 static bool check_existing_directory(const ExportTarget *t, const struct stat *st, Error *err) {
     struct stat parent;
     if (!S_ISDIR(st->st_mode))
-        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an llm.c model ends in "
+        return error_set(err, "this is a file; a Hugging Face model is a directory, the name of an "
+                              "llm.c model ends in "
                               ".bin, that of a GGUF model in .gguf");
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
-        return error_set(err, "this is a mount point, which cannot be replaced; name a directory inside it");
+        return error_set(
+            err, "this is a mount point, which cannot be replaced; name a directory inside it");
     OwnFileKind names[HF_FILES];
-    for (int file = 0; file < HF_FILES; file++) names[file] = (OwnFileKind){huggingface_file_name(file), ""};
+    for (int file = 0; file < HF_FILES; file++)
+        names[file] = (OwnFileKind){huggingface_file_name(file), ""};
     if (!own_directory_is(t->path, names, HF_FILES, true, err))
         return error_set(err, "%s; name another directory", err->text);
     bool has_all = true;
@@ -239,14 +255,17 @@ static bool check_export_target(const ExportTarget *t, ExportType type, const Mo
     if (!is_gguf && type == EXPORT_Q8_0)
         return error_set(err, "only GGUF models hold q8_0; name a file that ends in .gguf");
     if (is_llmc && type == EXPORT_FP16)
-        return error_set(err,
-                         "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a directory, which may "
-                         "hold fp16");
+        return error_set(err, "llm.c has no models in fp16; export PATH:fp32 or PATH:bf16, or to a "
+                              "directory, which may "
+                              "hold fp16");
     if (is_llmc && !model_is_gpt2(config))
-        return error_set(err, "llm.c's models are GPT-2's blocks, which these are not; name a directory");
+        return error_set(
+            err, "llm.c's models are GPT-2's blocks, which these are not; name a directory");
     if (is_llmc && config->d_ff != 0)
-        return error_set(err, "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
-                         (long long)config->d_ff, (long long)(4 * config->C));
+        return error_set(
+            err,
+            "llm.c's models have no field for d_ff = %lld and always 4 C = %lld; name a directory",
+            (long long)config->d_ff, (long long)(4 * config->C));
     if (*t->path == '\0') return error_set(err, "the path is empty");
     remove_stale_exports(t);
     if (!check_suffix(t->path, err)) return false;
@@ -254,28 +273,33 @@ static bool check_export_target(const ExportTarget *t, ExportType type, const Mo
     struct stat st;
     const bool exists = stat(t->path, &st) == 0;
     if (t->kind != TARGET_DIRECTORY && !directory_check_role(t->path, err)) return false;
-    if (!exists && lstat(t->path, &st) == 0) return error_set(err, "this is a dangling symbolic link; remove it");
+    if (!exists && lstat(t->path, &st) == 0)
+        return error_set(err, "this is a dangling symbolic link; remove it");
     if (!exists) return check_writable(t, err);
-    if (t->kind == TARGET_DIRECTORY) return check_existing_directory(t, &st, err) && check_writable(t, err);
+    if (t->kind == TARGET_DIRECTORY)
+        return check_existing_directory(t, &st, err) && check_writable(t, err);
     const char *suffix = target_kinds[t->kind].suffix, *what = target_kinds[t->kind].what;
     if (S_ISDIR(st.st_mode))
-        return error_set(err, "this is a directory, but a name that ends in %s means %s, which is a file", suffix,
-                         what);
+        return error_set(
+            err, "this is a directory, but a name that ends in %s means %s, which is a file",
+            suffix, what);
     const bool is_one = st.st_size == 0 || own_file_is(t->path, target_kinds[t->kind].magic);
     if (!S_ISREG(st.st_mode) || !is_one)
         return error_set(err, "the file there is not %s; name another file, or remove it", what);
     return check_writable(t, err);
 }
 
-bool export_check(const char *path, ExportType type, const ModelConfig *config, const Tokenizer *tokenizer,
-                  Error *err) {
+bool export_check(const char *path, ExportType type, const ModelConfig *config,
+                  const Tokenizer *tokenizer, Error *err) {
     ExportTarget t = target_of(path);
-    const bool ok = check_export_target(&t, type, config, tokenizer, err) || error_prefix(err, "--export %s", path);
+    const bool ok = check_export_target(&t, type, config, tokenizer, err) ||
+                    error_prefix(err, "--export %s", path);
     target_free(&t);
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Error *err) {
     FileFacts facts[HF_FILES];
@@ -283,9 +307,10 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
     int lock;
     struct stat before, after;
     if (!make_temporary(t, &temporary, &lock, err)) return false;
-    bool ok = huggingface_write(temporary, m, facts, err) &&
-              (!file_exists(t->path) || is_own_model(t->path) ||
-               own_file_move_aside(t->path, "is a model that this program did not write", errno, err));
+    bool ok =
+        huggingface_write(temporary, m, facts, err) &&
+        (!file_exists(t->path) || is_own_model(t->path) ||
+         own_file_move_aside(t->path, "is a model that this program did not write", errno, err));
     bool has_stayed = ok && stat(t->path, &before) == 0;
     ok = ok && directory_commit(temporary, t->path, huggingface_file_name(HF_WEIGHTS), err);
 
@@ -296,14 +321,16 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
         if (old) unlink(old);
         free(old);
     }
-    // Removes the replaced model, or the files written before a failure, which err already describes.
+    // Removes the replaced model, or the files written before a failure, which err already
+    // describes.
     if (file_exists(temporary)) directory_remove(temporary, NULL);
     if (lock >= 0) close(lock);
     free(temporary);
     return ok;
 }
 
-static bool write_target(const ExportTarget *t, const HuggingFaceModel *m, ExportType type, Error *err) {
+static bool write_target(const ExportTarget *t, const HuggingFaceModel *m, ExportType type,
+                         Error *err) {
     if (t->kind == TARGET_LLMC) return llmc_bin_write(t->path, m->model, m->dtype, err);
     if (t->kind == TARGET_GGUF) return gguf_write(t->path, m, export_types[type].gguf, err);
     return write_directory(t, m, err);
@@ -314,8 +341,9 @@ bool export_model(const char *path, const HuggingFaceModel *model, ExportType ty
     ExportTarget t = target_of(path);
     m.dtype = export_types[type].dtype;
     bool written = false;
-    const bool ok = check_export_target(&t, type, &model_options(m.model)->config, m.tokenizer, err) ||
-                    error_prefix(err, "--export %s", path);
+    const bool ok =
+        check_export_target(&t, type, &model_options(m.model)->config, m.tokenizer, err) ||
+        error_prefix(err, "--export %s", path);
     if (ok && directory_make(t.parent, err)) written = write_target(&t, &m, type, err);
     target_free(&t);
     return written || (ok && error_prefix(err, "--export"));
@@ -330,12 +358,15 @@ char *export_warnings(const char *path, const HuggingFaceModel *m) {
     size_t bytes;
     FILE *out = text_open(&text, &bytes);
     if (t.kind == TARGET_GGUF && !m->tokenizer)
-        fputs("it has no vocabulary, which llama.cpp's servers need; name the model's tokenizer with --tokenizer\n",
+        fputs("it has no vocabulary, which llama.cpp's servers need; name the model's tokenizer "
+              "with --tokenizer\n",
               out);
     if (t.kind == TARGET_GGUF && num_ends > GGUF_ENDS)
         fprintf(out, "it has %d of the %d tokens that end a text\n", GGUF_ENDS, num_ends);
-    if (t.kind == TARGET_LLMC && num_ends > 1) fprintf(out, "it has none of the %d tokens that end a text\n", num_ends);
-    // llama.cpp's file has the tokens, their kinds and the chat template; llm.c's has the weights and their shape.
+    if (t.kind == TARGET_LLMC && num_ends > 1)
+        fprintf(out, "it has none of the %d tokens that end a text\n", num_ends);
+    // llama.cpp's file has the tokens, their kinds and the chat template; llm.c's has the weights
+    // and their shape.
     char *template = model_extras_chat_template(extras);
     const char *comma = "left out of it: ";
     for (int i = 0; i < EXTRA_FILES; i++) {

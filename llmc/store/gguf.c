@@ -1,5 +1,6 @@
-// See gguf.h. A file is a header (keys, then the name, shape, type and place of each tensor) and the data, each tensor
-// at a multiple of 32 bytes. All numbers are little-endian, as they are in memory (safetensors.c).
+// See gguf.h. A file is a header (keys, then the name, shape, type and place of each tensor) and
+// the data, each tensor at a multiple of 32 bytes. All numbers are little-endian, as they are in
+// memory (safetensors.c).
 #include "llmc/store/gguf.h"
 
 #include "llmc/base/arithmetic.h"
@@ -16,14 +17,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { GGUF_VERSION = 3, ALIGNMENT = 32, MAX_NAME = 64, Q8_0_BLOCK = 32, Q8_0_BYTES = 34, KEYS_AT = 16 };
+enum {
+    GGUF_VERSION = 3,
+    ALIGNMENT = 32,
+    MAX_NAME = 64,
+    Q8_0_BLOCK = 32,
+    Q8_0_BYTES = 34,
+    KEYS_AT = 16
+};
 
 // The types of keys.
 enum { KEY_U32 = 4, KEY_I32 = 5, KEY_F32 = 6, KEY_BOOL = 7, KEY_STRING = 8, KEY_ARRAY = 9 };
 
 #define GGUF_MARK "Written by pretrain.cu" // own_file.h
 
-// ------------------------------------------------------------------------------------------------------------- tensors
+// -------------------------------------------------------------------------------------------------
+// tensors
 
 // A tensor of the file: a weight of ours, or one of the matrices that are stacked in it.
 typedef struct {
@@ -31,22 +40,27 @@ typedef struct {
     const Parameter *p;
     int index;           // of p
     int64_t first, rows; // of p
-    int64_t head;        // rows of a head, of which the two halves alternate in the file; 0: they are as ours
-    bool normalized;     // each row as weights_normalize_row makes it
+    int64_t
+        head; // rows of a head, of which the two halves alternate in the file; 0: they are as ours
+    bool normalized; // each row as weights_normalize_row makes it
     GgufType type;
     int64_t offset, bytes;
 } GgufTensor;
 
 static void name_tensor(const Parameter *p, int part, char name[MAX_NAME]) {
     static const char *const stems[NUM_PARAMETER_SPECS] = {
-        [PARAM_WTE] = "token_embd",     [PARAM_WPE] = "position_embd",    [PARAM_QKVW] = "attn_qkv",
-        [PARAM_QKVB] = "attn_qkv",      [PARAM_FCW] = "ffn_up",           [PARAM_FCB] = "ffn_up",
-        [PARAM_LN1W] = "attn_norm",     [PARAM_LN1B] = "attn_norm",       [PARAM_QNORMW] = "attn_q_norm",
-        [PARAM_KNORMW] = "attn_k_norm", [PARAM_ATTPROJW] = "attn_output", [PARAM_ATTPROJB] = "attn_output",
-        [PARAM_LN2W] = "ffn_norm",      [PARAM_LN2B] = "ffn_norm",        [PARAM_FCPROJW] = "ffn_down",
-        [PARAM_FCPROJB] = "ffn_down",   [PARAM_LNFW] = "output_norm",     [PARAM_LNFB] = "output_norm",
+        [PARAM_WTE] = "token_embd",       [PARAM_WPE] = "position_embd",
+        [PARAM_QKVW] = "attn_qkv",        [PARAM_QKVB] = "attn_qkv",
+        [PARAM_FCW] = "ffn_up",           [PARAM_FCB] = "ffn_up",
+        [PARAM_LN1W] = "attn_norm",       [PARAM_LN1B] = "attn_norm",
+        [PARAM_QNORMW] = "attn_q_norm",   [PARAM_KNORMW] = "attn_k_norm",
+        [PARAM_ATTPROJW] = "attn_output", [PARAM_ATTPROJB] = "attn_output",
+        [PARAM_LN2W] = "ffn_norm",        [PARAM_LN2B] = "ffn_norm",
+        [PARAM_FCPROJW] = "ffn_down",     [PARAM_FCPROJB] = "ffn_down",
+        [PARAM_LNFW] = "output_norm",     [PARAM_LNFB] = "output_norm",
         [PARAM_HEADW] = "output"};
-    static const char *const qkv[] = {"attn_q", "attn_k", "attn_v"}, *const gated[] = {"ffn_gate", "ffn_up"};
+    static const char *const qkv[] = {"attn_q", "attn_k", "attn_v"}, *const gated[] = {"ffn_gate",
+                                                                                       "ffn_up"};
     const bool in_parts = p->file_parts > 1;
     const char *stem = stems[p->spec - parameter_specs], *kind = "weight";
     if (p->is_normed && part == 0) stem = "output";
@@ -86,7 +100,8 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
             name_tensor(p, part, t->name);
             if (type == GGUF_Q8_0 && p->cols % Q8_0_BLOCK != 0) t->type = GGUF_F16;
             if (always_f32) t->type = GGUF_F32;
-            if (p->spec->rows == DIM_QKV && part < 2 && alternates) t->head = model_head_size(config);
+            if (p->spec->rows == DIM_QKV && part < 2 && alternates)
+                t->head = model_head_size(config);
             t->rows = weights_part_rows(p, part);
             t->bytes = gguf_bytes(t->type, t->rows * p->cols);
             if (!p->is_normed) first += t->rows;
@@ -96,7 +111,8 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
     return list;
 }
 
-// -------------------------------------------------------------------------------------------------------------- header
+// -------------------------------------------------------------------------------------------------
+// header
 
 typedef struct {
     FILE *out;
@@ -175,8 +191,9 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
     free(types);
 }
 
-// llama.cpp's name for the pattern and for whether merges are ignored (a piece that is a token is not split): for a
-// pattern it always does one or the other. Llama 3's has two names; NULL: it does not have the two together.
+// llama.cpp's name for the pattern and for whether merges are ignored (a piece that is a token is
+// not split): for a pattern it always does one or the other. Llama 3's has two names; NULL: it does
+// not have the two together.
 static const char *pre_tokenizer(const Tokenizer *tokenizer, const cJSON *root) {
     const char *pre = tokenizer_pre(tokenizer);
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
@@ -195,17 +212,20 @@ static cJSON *read_tokenizer(const Tokenizer *tokenizer, Error *err) {
     free(text);
     if (!root) return NULL;
     if (pre_tokenizer(tokenizer, root)) return root;
-    error_set(err, "llama.cpp would split texts into other tokens than %s", tokenizer_name(tokenizer));
+    error_set(err, "llama.cpp would split texts into other tokens than %s",
+              tokenizer_name(tokenizer));
     cJSON_Delete(root);
     return NULL;
 }
 
 // The tokens with a meaning, and the chat template.
 static void put_special(GgufHeader *h, const HuggingFaceModel *m) {
-    static const char *const keys[GGUF_ENDS] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+    static const char *const keys[GGUF_ENDS] = {"tokenizer.ggml.eos_token_id",
+                                                "tokenizer.ggml.eot_token_id",
                                                 "tokenizer.ggml.eom_token_id"};
     const int64_t begin = huggingface_begin(m);
-    const int64_t padding = model_extras_padding(huggingface_extras(m), model_options(m->model)->config.V);
+    const int64_t padding =
+        model_extras_padding(huggingface_extras(m), model_options(m->model)->config.V);
     int32_t ends[MAX_END_TOKENS];
     const int count = huggingface_ends(m, ends);
     if (begin >= 0) put_u32(h, "tokenizer.ggml.bos_token_id", begin);
@@ -219,11 +239,12 @@ static void put_special(GgufHeader *h, const HuggingFaceModel *m) {
 }
 
 // The header, malloced, padded so that the data may follow. root: of the tokenizer.
-static char *gguf_header(const HuggingFaceModel *m, GgufType type, const cJSON *root, const GgufTensor *tensors,
-                         int count, size_t *bytes) {
+static char *gguf_header(const HuggingFaceModel *m, GgufType type, const cJSON *root,
+                         const GgufTensor *tensors, int count, size_t *bytes) {
     const ModelConfig *config = &model_options(m->model)->config;
     const Tokenizer *tokenizer = m->tokenizer;
-    static const int64_t file_types[] = {[GGUF_F32] = 0, [GGUF_F16] = 1, [GGUF_Q8_0] = 7, [GGUF_BF16] = 32};
+    static const int64_t file_types[] = {
+        [GGUF_F32] = 0, [GGUF_F16] = 1, [GGUF_Q8_0] = 7, [GGUF_BF16] = 32};
     const int64_t HS = model_head_size(config);
     const struct {
         const char *key;
@@ -251,7 +272,8 @@ static char *gguf_header(const HuggingFaceModel *m, GgufType type, const cJSON *
     put_text_key(&h, "general.description", GGUF_MARK);
     put_u32(&h, "general.file_type", file_types[type]);
     put_u32(&h, "general.quantization_version", 2);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) put_u32(&h, sizes[i].key, sizes[i].value);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        put_u32(&h, sizes[i].key, sizes[i].value);
     put_f32(&h, eps, model_eps(config));
     if (config->rope_base > 0) {
         put_f32(&h, ".rope.freq_base", (float)config->rope_base);
@@ -277,14 +299,16 @@ static char *gguf_header(const HuggingFaceModel *m, GgufType type, const cJSON *
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- data
+// -------------------------------------------------------------------------------------------------
+// data
 
-// n values, a multiple of 32. The arithmetic is llama.cpp's: halves are rounded away from zero. A block with a value
-// that is not finite has no scale.
+// n values, a multiple of 32. The arithmetic is llama.cpp's: halves are rounded away from zero. A
+// block with a value that is not finite has no scale.
 static bool to_q8_0(char *out, const float *values, int64_t n, const char *name, Error *err) {
     enum { FP16_INFINITY = 0x7C00 };
     for (const float *x = values; x < values + n; x += Q8_0_BLOCK, out += Q8_0_BYTES) {
-        uint32_t largest = 0; // magnitude, as bits, which have the order of the numbers and become vector code
+        // magnitude, as bits, which have the order of the numbers and become vector code
+        uint32_t largest = 0;
         for (int i = 0; i < Q8_0_BLOCK; i++) {
             uint32_t bits;
             memcpy(&bits, &x[i], sizeof bits);
@@ -297,8 +321,10 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
         const uint16_t scale = float_to_fp16(d);
         const float inverse = scale > 0 ? 1.0f / d : 0.0f;
         if (scale >= FP16_INFINITY)
-            return error_set(err, "tensor %s has the value %g, which q8_0 cannot represent; write the model in fp32",
-                             name, (double)amax);
+            return error_set(
+                err,
+                "tensor %s has the value %g, which q8_0 cannot represent; write the model in fp32",
+                name, (double)amax);
         memcpy(out, &scale, sizeof scale);
         for (int i = 0; i < Q8_0_BLOCK; i++) {
             const float scaled = x[i] * inverse;
@@ -311,8 +337,8 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
 }
 
 // values and converted: of WEIGHTS_PIECE_FLOATS elements.
-static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *t, float *values, uint16_t *converted,
-                        Error *err) {
+static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *t, float *values,
+                        uint16_t *converted, Error *err) {
     static const char zeros[ALIGNMENT];
     const int64_t cols = t->p->cols, piece = weights_piece_rows(t->p);
     const DType dtype = t->type == GGUF_F16 ? DTYPE_FP16 : DTYPE_BF16;
@@ -329,20 +355,24 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
             }
             ok = model_get_weight(model, t->index, ours, run, values + (r - row) * cols, err);
         }
-        for (int64_t r = 0; ok && t->normalized && r < n; r++) weights_normalize_row(values + r * cols, cols);
-        if (ok && t->type == GGUF_Q8_0) ok = to_q8_0((char *)converted, values, n * cols, t->p->name, err);
+        for (int64_t r = 0; ok && t->normalized && r < n; r++)
+            weights_normalize_row(values + r * cols, cols);
+        if (ok && t->type == GGUF_Q8_0)
+            ok = to_q8_0((char *)converted, values, n * cols, t->p->name, err);
         if (ok && (t->type == GGUF_F16 || t->type == GGUF_BF16))
             ok = weights_to_halves(converted, dtype, values, n * cols, t->p->name, err);
         ok = ok && atomic_file_write(file, data, (size_t)gguf_bytes(t->type, n * cols), err);
     }
-    return ok && atomic_file_write(file, zeros, (size_t)(round_up(t->bytes, ALIGNMENT) - t->bytes), err);
+    return ok &&
+           atomic_file_write(file, zeros, (size_t)(round_up(t->bytes, ALIGNMENT) - t->bytes), err);
 }
 
 bool gguf_check(const ModelConfig *config, const Tokenizer *tokenizer, Error *err) {
     const char *family = model_class(config) ? model_family(config) : "";
     ModelConfig own;
     // llama.cpp has the biases of a class's own models; for llama those of any layer.
-    if (!model_family_block(family, &own) || (strcmp(family, "llama") != 0 && config->no_bias != own.no_bias))
+    if (!model_family_block(family, &own) ||
+        (strcmp(family, "llama") != 0 && config->no_bias != own.no_bias))
         return error_set(err, "llama.cpp has no such blocks; name a directory");
     cJSON *root = tokenizer ? read_tokenizer(tokenizer, err) : NULL;
     cJSON_Delete(root);
@@ -362,7 +392,8 @@ bool gguf_write(const char *path, const HuggingFaceModel *m, GgufType type, Erro
         uint16_t *converted = malloc(WEIGHTS_PIECE_FLOATS * sizeof *converted);
         REQUIRE_MEMORY(values && converted, "a piece of a tensor");
         bool ok = atomic_file_write(file, header, bytes, err);
-        for (int i = 0; ok && i < count; i++) ok = gguf_append(file, model, &tensors[i], values, converted, err);
+        for (int i = 0; ok && i < count; i++)
+            ok = gguf_append(file, model, &tensors[i], values, converted, err);
         free(tensors);
         free(header);
         free(values);

@@ -1,5 +1,5 @@
-// config.json of Hugging Face models: reads it into a ModelConfig, refuses one that computes something else, and writes
-// it.
+// config.json of Hugging Face models: reads it into a ModelConfig, refuses one that computes
+// something else, and writes it.
 #pragma once
 #include "llmc/model/parameters.h"
 

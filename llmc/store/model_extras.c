@@ -16,13 +16,15 @@
 
 static const size_t MAX_EXTRA_BYTES = (size_t)16 << 20;
 
-const char *const extra_file_names[EXTRA_FILES] = {[EXTRA_TOKENIZER_CONFIG] = "tokenizer_config.json",
-                                                   [EXTRA_SPECIAL_TOKENS] = "special_tokens_map.json",
-                                                   [EXTRA_ADDED_TOKENS] = "added_tokens.json",
-                                                   [EXTRA_CHAT_TEMPLATE] = "chat_template.jinja",
-                                                   [EXTRA_GENERATION_CONFIG] = "generation_config.json"};
+const char *const extra_file_names[EXTRA_FILES] = {
+    [EXTRA_TOKENIZER_CONFIG] = "tokenizer_config.json",
+    [EXTRA_SPECIAL_TOKENS] = "special_tokens_map.json",
+    [EXTRA_ADDED_TOKENS] = "added_tokens.json",
+    [EXTRA_CHAT_TEMPLATE] = "chat_template.jinja",
+    [EXTRA_GENERATION_CONFIG] = "generation_config.json"};
 
-// ------------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
 void model_extras_add_end(ModelExtras *e, int64_t token) {
     for (int i = 0; i < e->num_ends; i++)
@@ -67,11 +69,12 @@ static bool is_one_of(const char *name, const char *const *patterns) {
 
 static bool list_left_out(ModelExtras *e, const char *directory, bool has_tokenizer, Error *err) {
     // Weights, in this form or another; our own; hidden ones.
-    static const char *const weights[] = {"config.json", "*.safetensors",    "*.safetensors.index.json",
-                                          "*.bin",       "*.bin.index.json", "*.gguf",
-                                          "*.h5",        "*.msgpack",        "*.ot",
-                                          "*.pth",       "trainer.json",     ".*",
-                                          NULL};
+    static const char *const weights[] = {
+        "config.json", "*.safetensors",    "*.safetensors.index.json",
+        "*.bin",       "*.bin.index.json", "*.gguf",
+        "*.h5",        "*.msgpack",        "*.ot",
+        "*.pth",       "trainer.json",     ".*",
+        NULL};
     static const char *const vocabulary[] = {"tokenizer.json", "vocab.json", "merges.txt",
                                              "encoder.json",   "vocab.bpe",  NULL};
     char **names;
@@ -81,7 +84,8 @@ static bool list_left_out(ModelExtras *e, const char *directory, bool has_tokeni
     FILE *out = text_open(&e->left_out, &bytes);
     const char *comma = "";
     for (int i = 0; i < count; i++) {
-        bool is_known = is_one_of(names[i], weights) || (has_tokenizer && is_one_of(names[i], vocabulary));
+        bool is_known =
+            is_one_of(names[i], weights) || (has_tokenizer && is_one_of(names[i], vocabulary));
         for (int k = 0; k < EXTRA_FILES; k++)
             if ((e->files[k].text || (has_tokenizer && k == EXTRA_TOKENIZER_CONFIG)) &&
                 strcmp(names[i], extra_file_names[k]) == 0)
@@ -98,7 +102,8 @@ static bool list_left_out(ModelExtras *e, const char *directory, bool has_tokeni
     return true;
 }
 
-bool model_extras_read(ModelExtras *e, const char *directory, const Tokenizer *tokenizer, int64_t V, Error *err) {
+bool model_extras_read(ModelExtras *e, const char *directory, const Tokenizer *tokenizer, int64_t V,
+                       Error *err) {
     const bool has_tokenizer = is_tokenizer_of(tokenizer, directory);
     char *config = path_join(directory, "config.json");
     size_t bytes;
@@ -117,9 +122,12 @@ bool model_extras_read(ModelExtras *e, const char *directory, const Tokenizer *t
     bool ok = true;
     for (int i = 0; ok && i < EXTRA_FILES; i++) {
         char *path = path_join(directory, extra_file_names[i]);
-        const bool is_made = i == EXTRA_TOKENIZER_CONFIG && own_file_is(path, TOKENIZER_CONFIG_MARK);
-        const bool is_wanted = (has_tokenizer || i == EXTRA_GENERATION_CONFIG) && file_exists(path) && !is_made;
-        if (is_wanted) e->files[i].text = file_read_all(path, MAX_EXTRA_BYTES, &e->files[i].bytes, err);
+        const bool is_made =
+            i == EXTRA_TOKENIZER_CONFIG && own_file_is(path, TOKENIZER_CONFIG_MARK);
+        const bool is_wanted =
+            (has_tokenizer || i == EXTRA_GENERATION_CONFIG) && file_exists(path) && !is_made;
+        if (is_wanted)
+            e->files[i].text = file_read_all(path, MAX_EXTRA_BYTES, &e->files[i].bytes, err);
         ok = !is_wanted || e->files[i].text;
         if (ok && is_wanted && i == EXTRA_GENERATION_CONFIG) {
             cJSON *root = json_parse_content(path, e->files[i].text, e->files[i].bytes, err);
@@ -142,11 +150,13 @@ void model_extras_free(ModelExtras *e) {
     *e = (ModelExtras){0};
 }
 
-// -------------------------------------------------------------------------------------------------------- single facts
+// -------------------------------------------------------------------------------------------------
+// single facts
 
 static int64_t token_of(const ModelExtras *e, const char *key, int64_t otherwise, int64_t V) {
     int64_t token;
-    if (json_int_value(cJSON_GetObjectItemCaseSensitive(e->config, key), 0, V - 1, &token)) return token;
+    if (json_int_value(cJSON_GetObjectItemCaseSensitive(e->config, key), 0, V - 1, &token))
+        return token;
     return otherwise;
 }
 
@@ -154,7 +164,9 @@ int64_t model_extras_begin(const ModelExtras *e, int64_t otherwise, int64_t V) {
     return token_of(e, "bos_token_id", otherwise, V);
 }
 
-int64_t model_extras_padding(const ModelExtras *e, int64_t V) { return token_of(e, "pad_token_id", -1, V); }
+int64_t model_extras_padding(const ModelExtras *e, int64_t V) {
+    return token_of(e, "pad_token_id", -1, V);
+}
 
 char *model_extras_chat_template(const ModelExtras *e) {
     char *text = NULL;
@@ -165,12 +177,15 @@ char *model_extras_chat_template(const ModelExtras *e) {
     }
     if (!e->files[EXTRA_TOKENIZER_CONFIG].text) return NULL;
     cJSON *root = cJSON_Parse(e->files[EXTRA_TOKENIZER_CONFIG].text);
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "chat_template"), *entry, *found = item;
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "chat_template"), *entry,
+                *found = item;
     if (cJSON_IsArray(item)) { // of {"name": ..., "template": ...}
         found = NULL;
         cJSON_ArrayForEach(entry, item) {
-            const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "name"));
-            if (name && strcmp(name, "default") == 0) found = cJSON_GetObjectItemCaseSensitive(entry, "template");
+            const char *name =
+                cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "name"));
+            if (name && strcmp(name, "default") == 0)
+                found = cJSON_GetObjectItemCaseSensitive(entry, "template");
         }
     }
     if (cJSON_IsString(found)) {
@@ -181,7 +196,8 @@ char *model_extras_chat_template(const ModelExtras *e) {
     return text;
 }
 
-// --------------------------------------------------------------------------------------------------------- config.json
+// -------------------------------------------------------------------------------------------------
+// config.json
 
 static void put_value(FILE *out, const cJSON *item) {
     char *text = cJSON_PrintUnformatted(item);
@@ -196,7 +212,8 @@ static const char *after_space(const char *text) {
     return text;
 }
 
-// Writes a value of the directory's config.json as it is spelled there: 0.0 is a float for Python, 0 is not.
+// Writes a value of the directory's config.json as it is spelled there: 0.0 is a float for Python,
+// 0 is not.
 static void put_stated(FILE *out, const ModelExtras *e, const cJSON *stated) {
     const char *at = strchr(e->config_text, '{') + 1, *end = at;
     const cJSON *item = e->config->child;
@@ -218,8 +235,8 @@ static bool is_word(const char *text, const char *const *list) {
     return *list != NULL;
 }
 
-// The value of "eos_token_id": the directory's, and the token that ends the texts of the data after it. False: it has
-// none.
+// The value of "eos_token_id": the directory's, and the token that ends the texts of the data after
+// it. False: it has none.
 static bool put_ends(FILE *out, const ModelExtras *e, const cJSON *stated, int64_t eot, int64_t V) {
     bool has_token = false, has_eot = eot < 0;
     int64_t token;
@@ -235,7 +252,8 @@ static bool put_ends(FILE *out, const ModelExtras *e, const cJSON *stated, int64
     }
     cJSON *list = cJSON_CreateArray();
     for (const cJSON *item = first_token(stated); item; item = next_token(item, stated))
-        if (json_int_value(item, 0, V - 1, &token)) cJSON_AddItemToArray(list, cJSON_CreateNumber((double)token));
+        if (json_int_value(item, 0, V - 1, &token))
+            cJSON_AddItemToArray(list, cJSON_CreateNumber((double)token));
     cJSON_AddItemToArray(list, cJSON_CreateNumber((double)eot));
     put_value(out, list);
     cJSON_Delete(list);
@@ -243,18 +261,20 @@ static bool put_ends(FILE *out, const ModelExtras *e, const cJSON *stated, int64
 }
 
 // One key of ours: with our value, or the directory's, or not at all.
-static void put_own(FILE *out, const ModelExtras *e, const cJSON *own, const char *line, int length, int64_t eot,
-                    bool has_tokenizer, int64_t V) {
-    static const char *const taken[] = {"pad_token_id",      "attn_pdrop",        "embd_pdrop",
-                                        "resid_pdrop",       "attention_dropout", "residual_dropout",
-                                        "embedding_dropout", "initializer_range", NULL};
+static void put_own(FILE *out, const ModelExtras *e, const cJSON *own, const char *line, int length,
+                    int64_t eot, bool has_tokenizer, int64_t V) {
+    static const char *const taken[] = {
+        "pad_token_id",      "attn_pdrop",        "embd_pdrop",
+        "resid_pdrop",       "attention_dropout", "residual_dropout",
+        "embedding_dropout", "initializer_range", NULL};
     const cJSON *stated = cJSON_GetObjectItemCaseSensitive(e->config, own->string);
     const bool is_begin = strcmp(own->string, "bos_token_id") == 0;
     int64_t token;
     if (is_begin && !stated && !has_tokenizer) return; // the default of its class
     // One beyond the vocabulary, which is none, gives way to the tokenizer's.
     const bool keeps =
-        is_begin && stated && (!has_tokenizer || cJSON_IsNull(stated) || json_int_value(stated, 0, V - 1, &token));
+        is_begin && stated &&
+        (!has_tokenizer || cJSON_IsNull(stated) || json_int_value(stated, 0, V - 1, &token));
     if (strcmp(own->string, "eos_token_id") == 0 && stated) {
         fprintf(out, "  \"%s\": ", own->string);
         if (!put_ends(out, e, stated, eot, V)) put_value(out, own);
@@ -269,9 +289,11 @@ static void put_own(FILE *out, const ModelExtras *e, const cJSON *own, const cha
 }
 
 // A line of our text has one key.
-char *model_extras_config(const ModelExtras *e, char *own, int64_t eot, bool has_tokenizer, int64_t V) {
+char *model_extras_config(const ModelExtras *e, char *own, int64_t eot, bool has_tokenizer,
+                          int64_t V) {
     // They would contradict ours, or name code that is not taken over.
-    static const char *const dropped[] = {"dtype", "rope_scaling", "auto_map", "quantization_config", NULL};
+    static const char *const dropped[] = {"dtype", "rope_scaling", "auto_map",
+                                          "quantization_config", NULL};
     if (!e->config) return own;
     cJSON *ours = cJSON_Parse(own);
     REQUIRE_MEMORY(ours, "a config.json");
@@ -284,7 +306,8 @@ char *model_extras_config(const ModelExtras *e, char *own, int64_t eot, bool has
         if (is_key && !item->next) { // the last of ours ends the object
             cJSON_ArrayForEach(extra, e->config) {
                 if (cJSON_GetObjectItemCaseSensitive(e->config, extra->string) != extra ||
-                    cJSON_GetObjectItemCaseSensitive(ours, extra->string) || is_word(extra->string, dropped))
+                    cJSON_GetObjectItemCaseSensitive(ours, extra->string) ||
+                    is_word(extra->string, dropped))
                     continue;
                 fputs("  ", out);
                 format_json_string(out, extra->string, strlen(extra->string));

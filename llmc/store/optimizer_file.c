@@ -1,4 +1,5 @@
-// See optimizer_file.h. Written and read in pieces, so that host memory stays small whatever the model.
+// See optimizer_file.h. Written and read in pieces, so that host memory stays small whatever the
+// model.
 #include "llmc/store/optimizer_file.h"
 
 #include "llmc/base/arithmetic.h"
@@ -20,13 +21,15 @@ static void *allocate_piece(void) {
     return piece;
 }
 
-// The file entry of an optimizer-state tensor; rank 0 means it is not stored. Rows that pad the vocabulary are left out
-// if the tensor has a row for each of the parameter's; blocks of 8-bit states cross rows, and are stored unchanged.
+// The file entry of an optimizer-state tensor; rank 0 means it is not stored. Rows that pad the
+// vocabulary are left out if the tensor has a row for each of the parameter's; blocks of 8-bit
+// states cross rows, and are stored unchanged.
 static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slot) {
     const Parameter *p = &model_parameters(model)[index];
     UpdateTensor update = model_tensors(model)[index];
     const Tensor t = *state_slot_tensor(&update, slot);
-    const bool by_row = t.rank == p->rank && t.rank > 0 && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
+    const bool by_row =
+        t.rank == p->rank && t.rank > 0 && t.shape[0] == p->rows && t.dtype != DTYPE_U8;
     SafetensorsEntry e = {.dtype = t.dtype};
     if (state_slot_prefix(slot)) e.rank = t.rank;
     for (int i = 0; i < e.rank; i++) e.shape[i] = t.shape[i];
@@ -35,10 +38,12 @@ static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slo
     return e;
 }
 
-// ----------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts, Error *err) {
-    const char *const metadata[] = {metadata_optimizer, optimizer_name(model_options(model)->optimizer),
+    const char *const metadata[] = {metadata_optimizer,
+                                    optimizer_name(model_options(model)->optimizer),
                                     SAFETENSORS_PRODUCER, NULL};
     const int tensors = model_num_tensors(model);
     SafetensorsEntry *entries = calloc((size_t)(NUM_STATE_SLOTS * tensors), sizeof *entries);
@@ -76,9 +81,11 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     return false;
 }
 
-// ----------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
-static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece, Error *err) {
+static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece,
+                      Error *err) {
     const SafetensorsEntry expected = state_entry(model, i, slot);
     if (expected.rank == 0) return true;
 
@@ -87,18 +94,20 @@ static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, v
 
     if (e->dtype != expected.dtype || e->rank != expected.rank ||
         memcmp(e->shape, expected.shape, sizeof e->shape) != 0)
-        return error_set(err, "tensor %s is not the %s tensor that the model's shape asks for", expected.name,
-                         dtype_name(expected.dtype));
+        return error_set(err, "tensor %s is not the %s tensor that the model's shape asks for",
+                         expected.name, dtype_name(expected.dtype));
 
     if (slot == SLOT_COMPENSATION) {
-        // Splits the value in model.safetensors, which is weight + compensation, again into the pair: if compensation
-        // is half a step, the weight could be either neighbour. So the weight becomes the value less compensation,
-        // which is exact, because the value was rounded to fp32 by far less than half a step of the weight.
+        // Splits the value in model.safetensors, which is weight + compensation, again into the
+        // pair: if compensation is half a step, the weight could be either neighbour. So the weight
+        // becomes the value less compensation, which is exact, because the value was rounded to
+        // fp32 by far less than half a step of the weight.
         const Parameter *p = &model_parameters(model)[i];
         const int64_t row_bytes = p->cols * (int64_t)dtype_size(e->dtype);
         for (int64_t row = 0, n; row < p->file_rows; row += n) {
             n = min_i64(weights_piece_rows(p), p->file_rows - row);
-            if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err)) return false;
+            if (!safetensors_read_bytes(f, e, row * row_bytes, n * row_bytes, piece, err))
+                return false;
             model_set_compensation(model, i, row, n, piece);
         }
         return true;
@@ -134,9 +143,10 @@ bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
 
 bool optimizer_file_check(OptimizerKind saved, OptimizerKind wanted, Error *err) {
     if (saved != wanted)
-        return error_set(err,
-                         "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
-                         "-y weights to start with a new state",
-                         optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
+        return error_set(
+            err,
+            "has the state of --optimizer %s, but this run uses %s; give --optimizer %s, or "
+            "-y weights to start with a new state",
+            optimizer_name(saved), optimizer_name(wanted), optimizer_name(saved));
     return true;
 }

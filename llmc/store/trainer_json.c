@@ -27,7 +27,8 @@ const char *checkpoint_file_name(int file) {
     return huggingface_file_name(file);
 }
 
-// ------------------------------------------------------------------------------------------------ the tables of fields
+// ------------------------------------------------------------------------------------------------
+// the tables of fields
 
 typedef enum {
     FIELD_INT64,
@@ -49,9 +50,9 @@ typedef struct {
 
 enum { NEWER = 1 }; // missing in older checkpoints, and 0 then
 
-#define FIELD(of, name, type, ...)                                                                                     \
+#define FIELD(of, name, type, ...)                                                                 \
     { #name, type, offsetof(of, name), __VA_ARGS__ }
-#define NAMED_FIELD(of, name, member, type, ...)                                                                       \
+#define NAMED_FIELD(of, name, member, type, ...)                                                   \
     { name, type, offsetof(of, member), __VA_ARGS__ }
 
 static const TrainerField state_fields[] = {
@@ -66,10 +67,14 @@ static const TrainerField state_fields[] = {
 // For display only: config.json counts. From d_ff on: where they are not 0, the default.
 enum { MODEL_ALWAYS = 5 };
 static const TrainerField model_fields[] = {
-    FIELD(ModelConfig, max_T, FIELD_INT64, 1, INT32_MAX),     FIELD(ModelConfig, V, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, L, FIELD_INT64, 1, INT32_MAX),         FIELD(ModelConfig, NH, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, C, FIELD_INT64, 1, INT32_MAX),         FIELD(ModelConfig, d_ff, FIELD_INT64, 1, INT32_MAX),
-    FIELD(ModelConfig, NKV, FIELD_INT64, 1, INT32_MAX),       FIELD(ModelConfig, HS, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, max_T, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, V, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, L, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, NH, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, C, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, d_ff, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, NKV, FIELD_INT64, 1, INT32_MAX),
+    FIELD(ModelConfig, HS, FIELD_INT64, 1, INT32_MAX),
     FIELD(ModelConfig, rope_base, FIELD_INT64, 1, INT32_MAX),
 };
 static const TrainerField control_fields[] = {
@@ -106,9 +111,11 @@ static const TrainerField file_fields[] = {
 };
 #define COUNT(array) ((int)(sizeof array / sizeof *array))
 
-// ----------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
-// Not inlined: gcc would see that a FileFacts is too small for the window that none of its fields is.
+// Not inlined: gcc would see that a FileFacts is too small for the window that none of its fields
+// is.
 __attribute__((noinline)) static void print_fields(FILE *out, const TrainerField *fields, int count,
                                                    const char *separator, const void *object) {
     for (const TrainerField *f = fields; f < fields + count; f++) {
@@ -142,7 +149,8 @@ __attribute__((noinline)) static void print_fields(FILE *out, const TrainerField
             fprintf(out, "\"%016llx\"", (unsigned long long)*(const uint64_t *)at);
             break;
         default: // FIELD_WINDOW
-            fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count, (int)window->next);
+            fprintf(out, "{\"count\": %d, \"next\": %d, \"values\": [", (int)window->count,
+                    (int)window->next);
             for (int i = 0; i < OUTLIER_WINDOW; i++)
                 fprintf(out, "%s%s", i ? ", " : "",
                         json_format_double((double)window->values[i], 9, text, sizeof text));
@@ -165,7 +173,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     print_fields(out, state_fields, COUNT(state_fields), ",\n  ", state);
     fputs(",\n  \"model\": {", out);
     print_fields(out, model_fields, MODEL_ALWAYS, ", ", &model->config);
-    for (const TrainerField *f = model_fields + MODEL_ALWAYS; f < model_fields + COUNT(model_fields); f++) {
+    for (const TrainerField *f = model_fields + MODEL_ALWAYS;
+         f < model_fields + COUNT(model_fields); f++) {
         if (*(const int64_t *)((const char *)&model->config + f->offset) == 0) continue;
         fputs(", ", out);
         print_fields(out, f, 1, "", &model->config);
@@ -179,7 +188,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
         comma = ", ";
     }
     if (state->source_count > 0) {
-        fprintf(out, "%s\"mixture\": {\"start\": %lld, \"sources\": [", comma, (long long)state->mixture_start);
+        fprintf(out, "%s\"mixture\": {\"start\": %lld, \"sources\": [", comma,
+                (long long)state->mixture_start);
         for (int i = 0; i < state->source_count; i++) {
             const SourceState *source = &state->sources[i];
             fprintf(out, "%s\n    {\"pattern\": ", i > 0 ? "," : "");
@@ -218,7 +228,8 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     return ok;
 }
 
-// ----------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
 static bool float_value(const cJSON *item, float *value) {
     double d;
@@ -227,24 +238,28 @@ static bool float_value(const cJSON *item, float *value) {
     return true;
 }
 
-static bool read_digits(const cJSON *object, const char *key, int base, uint64_t *value, Error *err) {
+static bool read_digits(const cJSON *object, const char *key, int base, uint64_t *value,
+                        Error *err) {
     const char *text;
     char *end;
     if (!json_get_string(object, key, &text, err)) return false;
     errno = 0;
     *value = strtoull(text, &end, base);
     if (!(isxdigit((unsigned char)*text) && *end == '\0' && errno == 0))
-        return error_set(err, "\"%s\" is \"%.40s\", expected a 64-bit number in base %d", key, text, base);
+        return error_set(err, "\"%s\" is \"%.40s\", expected a 64-bit number in base %d", key, text,
+                         base);
     return true;
 }
 
-// A ring: until it is full, the next value is appended to the existing ones. Only finite values are ever stored.
+// A ring: until it is full, the next value is appended to the existing ones. Only finite values are
+// ever stored.
 static bool read_window(const cJSON *parent, const char *name, OutlierWindow *w, Error *err) {
     static const char *const keys[] = {"count", "next", "values", NULL};
     const cJSON *window, *values;
     int64_t count, next;
     if (!json_get_object(parent, name, &window, err)) return false;
-    if (!json_check_keys(window, keys, err) || !json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err))
+    if (!json_check_keys(window, keys, err) ||
+        !json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err))
         return error_prefix(err, "\"%s\"", name);
     int64_t first = count, last = count;
     if (count == OUTLIER_WINDOW) {
@@ -278,14 +293,16 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
         *(uint32_t *)at = (uint32_t)n;
         return true;
     case FIELD_FLOAT:
-        if (!float_value(item, at)) return error_set(err, "\"%s\" is missing or not a float", f->name);
+        if (!float_value(item, at))
+            return error_set(err, "\"%s\" is missing or not a float", f->name);
         return true;
     case FIELD_LOSS:
         *loss = (double)INFINITY;
         if (cJSON_IsNull(item)) return true;
         return json_get_double(object, f->name, loss, err) &&
                ((isfinite(*loss) && *loss >= 0.0) ||
-                error_set(err, "\"%s\" is %g, expected a finite number of at least 0", f->name, *loss));
+                error_set(err, "\"%s\" is %g, expected a finite number of at least 0", f->name,
+                          *loss));
     case FIELD_DECIMAL:
         return read_digits(object, f->name, 10, at, err);
     case FIELD_HEX:
@@ -296,15 +313,17 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
     }
 }
 
-static bool read_fields(const cJSON *object, const TrainerField *fields, int count, void *out, Error *err) {
+static bool read_fields(const cJSON *object, const TrainerField *fields, int count, void *out,
+                        Error *err) {
     for (int i = 0; i < count; i++)
         if (!read_field(object, &fields[i], out, err)) return false;
     return true;
 }
 
-// An object that has these fields and no others. Optional: it may be missing, and then *out stays as it is.
-static bool read_trainer_object(const cJSON *parent, const char *name, bool optional, const TrainerField *fields,
-                                int count, void *out, Error *err) {
+// An object that has these fields and no others. Optional: it may be missing, and then *out stays
+// as it is.
+static bool read_trainer_object(const cJSON *parent, const char *name, bool optional,
+                                const TrainerField *fields, int count, void *out, Error *err) {
     const cJSON *object;
     const char *keys[COUNT(control_fields) + 1] = {NULL}; // the longest table
     if (!json_find(parent, name, &object, err)) return false;
@@ -347,8 +366,8 @@ static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
         const int64_t weight = s->sources[i].weight;
         total += weight;
         if (weight > 0 && (ends || i >= MIXTURE_MAX || total > MIXTURE_WHOLE + MIXTURE_MAX))
-            return error_set(err, "source %d: \"weight\" is %lld, which is none of a mixture", i + 1,
-                             (long long)weight);
+            return error_set(err, "source %d: \"weight\" is %lld, which is none of a mixture",
+                             i + 1, (long long)weight);
     }
     if (total <= 0) return error_set(err, "\"sources\" have no \"weight\" above 0");
     return true;
@@ -363,16 +382,18 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
         const bool optional = i > HF_CONFIG && i < HF_FILES;
         facts[i] = (FileFacts){.bytes = -1};
-        ok = read_trainer_object(files, names[i], optional, file_fields, COUNT(file_fields), &facts[i], err);
+        ok = read_trainer_object(files, names[i], optional, file_fields, COUNT(file_fields),
+                                 &facts[i], err);
     }
     if (!ok) return error_prefix(err, "\"files\"");
     return true;
 }
 
 static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
-    static const char *const keys[] = {"format",  "step",          "position", "T",         "seed", "best_val_loss",
-                                       "eot",     "learning_rate", "model",    "optimizer", "data", "control",
-                                       "options", "tuning",        "files",    "xxh3",      NULL};
+    static const char *const keys[] = {
+        "format",  "step",          "position", "T",         "seed", "best_val_loss",
+        "eot",     "learning_rate", "model",    "optimizer", "data", "control",
+        "options", "tuning",        "files",    "xxh3",      NULL};
     static const char *const data_keys[] = {"train", "val", "mixture", NULL};
     const cJSON *options, *model, *data;
     const char *optimizer, *tuning;
@@ -380,28 +401,35 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     int facts_count = COUNT(state_fields);
     state->learning_rate = (double)INFINITY;
     if (!cJSON_HasObjectItem(root, "learning_rate")) facts_count--;
-    if (!json_check_keys(root, keys, err) || !read_fields(root, state_fields, facts_count, state, err) ||
+    if (!json_check_keys(root, keys, err) ||
+        !read_fields(root, state_fields, facts_count, state, err) ||
         !json_get_object(root, "model", &model, err))
         return false;
     TrainerField fields[COUNT(model_fields)];
     int count = 0;
     for (int i = 0; i < COUNT(model_fields); i++)
-        if (i < MODEL_ALWAYS || cJSON_HasObjectItem(model, model_fields[i].name)) fields[count++] = model_fields[i];
+        if (i < MODEL_ALWAYS || cJSON_HasObjectItem(model, model_fields[i].name))
+            fields[count++] = model_fields[i];
     if (!read_trainer_object(root, "model", false, fields, count, &shown, err) ||
         !json_get_string(root, "optimizer", &optimizer, err))
         return false;
     if (!optimizer_parse(&state->optimizer, optimizer, NULL))
-        return error_set(err, "\"optimizer\" is \"%.40s\", which this version does not know", optimizer);
+        return error_set(err, "\"optimizer\" is \"%.40s\", which this version does not know",
+                         optimizer);
     if (!json_get_object(root, "data", &data, err)) return false;
     if (!json_check_keys(data, data_keys, err) ||
-        !read_trainer_object(data, "train", true, data_fields, COUNT(data_fields), &state->train, err) ||
-        !read_trainer_object(data, "val", true, data_fields, COUNT(data_fields), &state->val, err) ||
+        !read_trainer_object(data, "train", true, data_fields, COUNT(data_fields), &state->train,
+                             err) ||
+        !read_trainer_object(data, "val", true, data_fields, COUNT(data_fields), &state->val,
+                             err) ||
         !(read_mixture(data, state, err) || error_prefix(err, "\"mixture\"")))
         return error_prefix(err, "\"data\"");
-    if (!read_trainer_object(root, "control", false, control_fields, COUNT(control_fields), &state->control, err))
+    if (!read_trainer_object(root, "control", false, control_fields, COUNT(control_fields),
+                             &state->control, err))
         return false;
 
-    // Values that persist from step to step must be values that the run can have after `step` steps.
+    // Values that persist from step to step must be values that the run can have after `step`
+    // steps.
     const StepControl *c = &state->control;
     const double step = (double)state->step;
     const struct {
@@ -414,8 +442,8 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
                   {"updates", (double)c->updates, 0, step}};
     for (int i = 0; i < COUNT(ranges); i++)
         if (!(ranges[i].value >= ranges[i].min && ranges[i].value <= ranges[i].max))
-            return error_set(err, "\"%s\" is %.17g, expected %.17g to %.17g after %.17g steps", ranges[i].name,
-                             ranges[i].value, ranges[i].min, ranges[i].max, step);
+            return error_set(err, "\"%s\" is %.17g, expected %.17g to %.17g after %.17g steps",
+                             ranges[i].name, ranges[i].value, ranges[i].min, ranges[i].max, step);
     if (!read_manifest(root, facts, err) || !json_get_object(root, "options", &options, err) ||
         !json_get_string(root, "tuning", &tuning, err))
         return false;
@@ -425,16 +453,18 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
     return true;
 }
 
-bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err) {
+bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES],
+                       Error *err) {
     *state = (TrainerState){0};
     size_t bytes = 0;
     char *text = file_read_all(path, MAX_TRAINER_BYTES, &bytes, err);
     if (!text) return false;
     cJSON *root = json_parse_content(path, text, bytes, err);
     int64_t format;
-    const bool ok = root && ((json_get_int(root, "format", FORMAT_VERSION, FORMAT_VERSION, &format, err) &&
-                              json_check_seal(text, bytes, err) && read_state(root, state, facts, err)) ||
-                             error_prefix(err, "%s", path));
+    const bool ok =
+        root && ((json_get_int(root, "format", FORMAT_VERSION, FORMAT_VERSION, &format, err) &&
+                  json_check_seal(text, bytes, err) && read_state(root, state, facts, err)) ||
+                 error_prefix(err, "%s", path));
     cJSON_Delete(root);
     free(text);
     if (!ok) trainer_state_free(state);

@@ -1,5 +1,6 @@
-// trainer.json of a checkpoint: everything besides tensors that a run needs to resume with the same bits, and the
-// manifest, which has the size and checksum of the other files. doc/file_formats.md describes its fields.
+// trainer.json of a checkpoint: everything besides tensors that a run needs to resume with the same
+// bits, and the manifest, which has the size and checksum of the other files. doc/file_formats.md
+// describes its fields.
 #pragma once
 #include "llmc/data/sources.h"
 #include "llmc/model/model.h"
@@ -30,25 +31,30 @@ typedef struct {
     int64_t eot;          // end-of-text token of the data, -1 if not known
     double learning_rate; // of the last step; infinity: not known, of an earlier version
     DataFacts train, val;
-    int64_t mixture_start;      // position since which the weights of the sources hold
-    int source_count;           // 0: the run has read one corpus, and its position says how much
-    SourceState *sources;       // malloced: those of the mixture in their order, then those that were left out
-    StepControl control;        // windows of the outlier detector, loss scale, updates made
-    OptimizerKind optimizer;    // the optimizer whose state is saved; set by read, write uses the model's
-    char *options_json;         // the options in force, one JSON object; malloced by read, given by write
-    char *tuning;               // device_tuning; malloced by read, given by write, NULL: none
-    const Tokenizer *tokenizer; // given by save: written with the weights; NULL: not known. read leaves NULL
-    const ModelExtras *extras;  // the same
+    int64_t mixture_start; // position since which the weights of the sources hold
+    int source_count;      // 0: the run has read one corpus, and its position says how much
+    SourceState
+        *sources; // malloced: those of the mixture in their order, then those that were left out
+    StepControl control; // windows of the outlier detector, loss scale, updates made
+    OptimizerKind
+        optimizer;      // the optimizer whose state is saved; set by read, write uses the model's
+    char *options_json; // the options in force, one JSON object; malloced by read, given by write
+    char *tuning;       // device_tuning; malloced by read, given by write, NULL: none
+    const Tokenizer
+        *tokenizer; // given by save: written with the weights; NULL: not known. read leaves NULL
+    const ModelExtras *extras; // the same
 } TrainerState;
 
-// The files that the manifest lists: the files of a Hugging Face directory, and the optimizer's state. trainer.json is
-// written after them. A file whose bytes are -1 is not part of the checkpoint: those of an unknown tokenizer.
+// The files that the manifest lists: the files of a Hugging Face directory, and the optimizer's
+// state. trainer.json is written after them. A file whose bytes are -1 is not part of the
+// checkpoint: those of an unknown tokenizer.
 enum { CHECKPOINT_OPTIMIZER = HF_FILES, CHECKPOINT_FILES };
 const char *checkpoint_file_name(int file);
 
 bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err);
 // False leaves nothing to free. The caller frees *state with trainer_state_free.
-bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES], Error *err);
+bool trainer_json_read(const char *path, TrainerState *state, FileFacts facts[CHECKPOINT_FILES],
+                       Error *err);
 void trainer_state_free(TrainerState *state);
 void trainer_state_free_sources(TrainerState *state); // only these: there are none then

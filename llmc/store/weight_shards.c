@@ -1,5 +1,5 @@
-// One or several safetensors files as one set of tensors, see weight_shards.h. The index of several files is as
-// untrusted as any outside file: it may name only files of its own directory.
+// One or several safetensors files as one set of tensors, see weight_shards.h. The index of several
+// files is as untrusted as any outside file: it may name only files of its own directory.
 #include "llmc/store/weight_shards.h"
 
 #include "llmc/base/arithmetic.h"
@@ -29,30 +29,36 @@ struct WeightShards {
     int num_files;
 };
 
-// ----------------------------------------------------------------------------------------------------------- the index
+// -------------------------------------------------------------------------------------------------
+// the index
 
-// Takes the names of the files from the index: a member may only name a file in this directory, with no path in it.
+// Takes the names of the files from the index: a member may only name a file in this directory,
+// with no path in it.
 static bool parse_index(WeightShards *s, const char *directory, const cJSON *index, Error *err) {
     const cJSON *map, *item;
     if (!json_get_object(index, "weight_map", &map, err)) return false;
     cJSON_ArrayForEach(item, map) {
         const char *name = cJSON_IsString(item) ? item->valuestring : "";
         bool is_name = strlen(name) < 256 && fnmatch("?*.safetensors", name, 0) == 0;
-        for (const char *p = name; *p; p++) is_name &= (unsigned char)*p >= 0x20 && *p != 0x7f && *p != '/';
+        for (const char *p = name; *p; p++)
+            is_name &= (unsigned char)*p >= 0x20 && *p != 0x7f && *p != '/';
         char found[64];
         if (!is_name)
-            return error_set(err, "\"weight_map\" names %s, expected a .safetensors file in the same directory",
-                             json_describe(item, found, sizeof found));
+            return error_set(
+                err, "\"weight_map\" names %s, expected a .safetensors file in the same directory",
+                json_describe(item, found, sizeof found));
         int file = 0;
         while (file < s->num_files && strcmp(strrchr(s->paths[file], '/') + 1, name) != 0) file++;
-        if (file == MAX_FILES) return error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
+        if (file == MAX_FILES)
+            return error_set(err, "\"weight_map\" names more than %d files", MAX_FILES);
         if (file == s->num_files) s->paths[s->num_files++] = path_join(directory, name);
     }
     if (s->num_files <= 0) return error_set(err, "\"weight_map\" is empty");
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ open and close
+// -------------------------------------------------------------------------------------------------
+// open and close
 
 bool weight_shards_explain(const char *directory, Error *err) {
     // Other files of the directory (pictures, archives, logs) say nothing of its weights.
@@ -84,8 +90,9 @@ static bool open_files(WeightShards *s, Error *err) {
     REQUIRE_MEMORY(s->first != NULL, "the files of a model");
     for (int i = 0; i < s->num_files; i++) {
         if (!file_exists(s->paths[i]))
-            return error_set(err, "%s: this file is missing; the weights are in %d files, listed in %s", s->paths[i],
-                             s->num_files, s->list);
+            return error_set(err,
+                             "%s: this file is missing; the weights are in %d files, listed in %s",
+                             s->paths[i], s->num_files, s->list);
         s->files[i] = safetensors_open(s->paths[i], err);
         if (!s->files[i]) return false;
         s->first[i + 1] = s->first[i] + safetensors_count(s->files[i]);
@@ -94,21 +101,23 @@ static bool open_files(WeightShards *s, Error *err) {
         const char *name = weight_shards_entry(s, i)->name;
         const int first = weight_shards_find(s, name);
         if (first != i)
-            return error_set(err, "%s: tensor %s is in %s too; download the directory again", weight_shards_path(s, i),
-                             name, weight_shards_path(s, first));
+            return error_set(err, "%s: tensor %s is in %s too; download the directory again",
+                             weight_shards_path(s, i), name, weight_shards_path(s, first));
     }
     return true;
 }
 
-// Each tensor must be in the file that the index names: else one of the two is from another download.
+// Each tensor must be in the file that the index names: else one of the two is from another
+// download.
 static bool check_index(const WeightShards *s, const cJSON *index, Error *err) {
     const cJSON *item, *map = cJSON_GetObjectItemCaseSensitive(index, "weight_map");
     cJSON_ArrayForEach(item, map) {
         const int i = weight_shards_find(s, item->string);
         const char *found = i >= 0 ? weight_shards_path(s, i) : "no file has it";
         if (i >= 0 && strcmp(strrchr(found, '/') + 1, item->valuestring) == 0) continue;
-        return error_set(err, "%s: states that tensor %.200s is in %s, but %s%s; download the directory again", s->list,
-                         item->string, item->valuestring, i >= 0 ? "it is in " : "", found);
+        return error_set(
+            err, "%s: states that tensor %.200s is in %s, but %s%s; download the directory again",
+            s->list, item->string, item->valuestring, i >= 0 ? "it is in " : "", found);
     }
     return true;
 }
@@ -131,12 +140,14 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
             index = json_parse_file(s->list, MAX_INDEX_BYTES, err);
         } else {
             error_set(err,
-                      "%s: no model.safetensors next to its config.json; load other weights in Python and save them "
+                      "%s: no model.safetensors next to its config.json; load other weights in "
+                      "Python and save them "
                       "with save_pretrained(DIR, safe_serialization=True)",
                       directory);
             weight_shards_explain(directory, err);
         }
-        const bool is_read = index && (parse_index(s, directory, index, err) || error_prefix(err, "%s", s->list));
+        const bool is_read =
+            index && (parse_index(s, directory, index, err) || error_prefix(err, "%s", s->list));
         const bool is_open = is_read && open_files(s, err) && check_index(s, index, err);
         cJSON_Delete(index);
         if (is_open) return s;
@@ -158,7 +169,8 @@ void weight_shards_close(WeightShards *s) {
     free(s);
 }
 
-// ------------------------------------------------------------------------------------------------------------- tensors
+// -------------------------------------------------------------------------------------------------
+// tensors
 
 static int file_of(const WeightShards *s, int i) {
     int file = 0;
@@ -185,6 +197,8 @@ const char *weight_shards_path(const WeightShards *s, int i) { return s->paths[f
 
 const char *weight_shards_list(const WeightShards *s) { return s->list; }
 
-bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out, Error *err) {
-    return safetensors_read_fp32(s->files[file_of(s, i)], weight_shards_entry(s, i), first, n, out, err);
+bool weight_shards_read_fp32(WeightShards *s, int i, int64_t first, int64_t n, float *out,
+                             Error *err) {
+    return safetensors_read_fp32(s->files[file_of(s, i)], weight_shards_entry(s, i), first, n, out,
+                                 err);
 }

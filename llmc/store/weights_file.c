@@ -30,7 +30,8 @@ WeightsFile *weights_file_open(const char *path, Error *err) {
         const char *slash = strchr(path, '/');
         if (slash && slash > path && slash[1] && !strchr(slash + 1, '/') && !strchr("./~", *path))
             error_set(err,
-                      "%s; a model of huggingface.co is given as the directory that hf download makes of it: -e DIR",
+                      "%s; a model of huggingface.co is given as the directory that hf download "
+                      "makes of it: -e DIR",
                       err->text);
         return NULL;
     }
@@ -62,12 +63,14 @@ bool weights_file_check_rest(WeightsFile *f, Error *err) {
     return !f->directory || huggingface_check_rest(f->directory, err);
 }
 
-static bool read_file_rows(WeightsFile *f, const Parameter *p, int64_t first, int64_t rows, float *out, Error *err) {
+static bool read_file_rows(WeightsFile *f, const Parameter *p, int64_t first, int64_t rows,
+                           float *out, Error *err) {
     if (f->directory) return huggingface_read(f->directory, p, first, rows, out, err);
     return llmc_bin_read(f->bin, p, first, rows, out, err);
 }
 
-// Without a branch, so that the loop becomes vectors: reading 124M takes as long as without it, 0.22 s of one core.
+// Without a branch, so that the loop becomes vectors: reading 124M takes as long as without it,
+// 0.22 s of one core.
 static bool are_finite(const float *values, int64_t n) {
     uint32_t bits, found = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -78,25 +81,30 @@ static bool are_finite(const float *values, int64_t n) {
 }
 
 // Names the first value that is not finite of n, and its place in the file's matrix.
-static bool refuse_not_finite(const WeightsFile *f, const Parameter *p, int64_t first_row, const float *values,
-                              Error *err) {
+static bool refuse_not_finite(const WeightsFile *f, const Parameter *p, int64_t first_row,
+                              const float *values, Error *err) {
     int64_t i = 0;
     while (isfinite(values[i])) i++;
     int64_t row = first_row + i / p->cols, col = i % p->cols;
     char place[64];
     snprintf(place, sizeof place, "[%lld, %lld]", (long long)row, (long long)col);
-    if (f->directory && p->transposed) snprintf(place, sizeof place, "[%lld, %lld]", (long long)col, (long long)row);
+    if (f->directory && p->transposed)
+        snprintf(place, sizeof place, "[%lld, %lld]", (long long)col, (long long)row);
     if (p->rank == 1) snprintf(place, sizeof place, "[%lld]", (long long)row);
     return error_set(err,
-                     "%s: tensor %s has a value that is not finite, %g at %s: the model diverged, or overflowed when "
+                     "%s: tensor %s has a value that is not finite, %g at %s: the model diverged, "
+                     "or overflowed when "
                      "it was saved as fp16; save it in fp32 or bf16, or take an earlier one",
                      f->path, p->name, (double)values[i], place);
 }
 
-bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows, float *out, Error *err) {
-    REQUIRE(first_row >= 0 && rows >= 0 && first_row + rows <= p->rows, "rows [%lld, %lld) of %s, which has %lld",
-            (long long)first_row, (long long)(first_row + rows), p->name, (long long)p->rows);
-    const int64_t in_file = min_i64(max_i64(p->file_rows - first_row, 0), rows); // rows of padding follow
+bool weights_file_read(WeightsFile *f, const Parameter *p, int64_t first_row, int64_t rows,
+                       float *out, Error *err) {
+    REQUIRE(first_row >= 0 && rows >= 0 && first_row + rows <= p->rows,
+            "rows [%lld, %lld) of %s, which has %lld", (long long)first_row,
+            (long long)(first_row + rows), p->name, (long long)p->rows);
+    // rows of padding follow
+    const int64_t in_file = min_i64(max_i64(p->file_rows - first_row, 0), rows);
     memset(out + in_file * p->cols, 0, (size_t)((rows - in_file) * p->cols) * sizeof *out);
     if (in_file == 0) return true;
     return read_file_rows(f, p, first_row, in_file, out, err) &&
@@ -113,13 +121,14 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
     bool ok = true;
     if (model_size(found, DIM_FF) != model_size(expected, DIM_FF) && found->C == expected->C &&
         model_same_block(found, expected))
-        ok = error_set(err, "%s: a model of d_ff = %lld, expected %lld", path, (long long)model_size(found, DIM_FF),
+        ok = error_set(err, "%s: a model of d_ff = %lld, expected %lld", path,
+                       (long long)model_size(found, DIM_FF),
                        (long long)model_size(expected, DIM_FF));
     else if (found->L != expected->L || found->C != expected->C || found->NH != expected->NH ||
-             found->V != expected->V || found->max_T != expected->max_T || found->d_ff != expected->d_ff ||
-             !model_same_block(found, expected))
-        ok = error_set(err, "%s: a model of %s, expected %s", path, model_config_descriptor(found, a),
-                       model_config_descriptor(expected, b));
+             found->V != expected->V || found->max_T != expected->max_T ||
+             found->d_ff != expected->d_ff || !model_same_block(found, expected))
+        ok = error_set(err, "%s: a model of %s, expected %s", path,
+                       model_config_descriptor(found, a), model_config_descriptor(expected, b));
     ok = ok && weights_file_check_rest(f, err);
     for (int i = 0; ok && i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
@@ -134,7 +143,8 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------------------- origin
+// -------------------------------------------------------------------------------------------------
+// origin
 
 struct WeightsOrigin {
     Model *model;
@@ -142,12 +152,13 @@ struct WeightsOrigin {
     uint64_t seed;
 };
 
-static bool read_origin(void *context, int index, int64_t first_row, int64_t rows, float *out, Error *err) {
+static bool read_origin(void *context, int index, int64_t first_row, int64_t rows, float *out,
+                        Error *err) {
     const WeightsOrigin *o = context;
     const Parameter *p = &model_parameters(o->model)[index];
     if (o->file) return weights_file_read(o->file, p, first_row, rows, out, err);
-    parameter_init_values(out, &model_options(o->model)->config, p, index, o->seed, first_row * p->cols,
-                          rows * p->cols);
+    parameter_init_values(out, &model_options(o->model)->config, p, index, o->seed,
+                          first_row * p->cols, rows * p->cols);
     return true;
 }
 

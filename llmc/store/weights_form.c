@@ -17,7 +17,8 @@ typedef struct {
     uint16_t *halves; // a piece in 16 bits
 } WeightsWriter;
 
-bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t n, const char *tensor, Error *err) {
+bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t n,
+                       const char *tensor, Error *err) {
     convert_elements(out, dtype, values, DTYPE_FP32, n);
     // A value beyond the range of the file's type would be read back as infinity.
     uint16_t infinity = 0x7F80;
@@ -28,8 +29,9 @@ bool weights_to_halves(uint16_t *out, DType dtype, const float *values, int64_t 
     }
     for (int64_t i = 0; i < n; i++)
         if ((out[i] & 0x7FFF) == infinity && !isinf(values[i]))
-            return error_set(err, "tensor %s has the value %g, which %s cannot represent; write the model in %s",
-                             tensor, (double)values[i], dtype_name(dtype), wider);
+            return error_set(
+                err, "tensor %s has the value %g, which %s cannot represent; write the model in %s",
+                tensor, (double)values[i], dtype_name(dtype), wider);
     return true;
 }
 
@@ -42,19 +44,23 @@ float weights_normalize_row(float *row, int64_t cols) {
 }
 
 static bool put_values(const WeightsWriter *s, const float *values, int64_t n, Error *err) {
-    if (s->form.dtype == DTYPE_FP32) return s->sink(s->file, values, (size_t)n * sizeof *values, err);
+    if (s->form.dtype == DTYPE_FP32)
+        return s->sink(s->file, values, (size_t)n * sizeof *values, err);
     return weights_to_halves(s->halves, s->form.dtype, values, n, s->p->name, err) &&
            s->sink(s->file, s->halves, (size_t)n * sizeof *s->halves, err);
 }
 
-bool weights_form_write(const Model *model, int index, WeightsForm form, WeightsSink *sink, void *file, Error *err) {
+bool weights_form_write(const Model *model, int index, WeightsForm form, WeightsSink *sink,
+                        void *file, Error *err) {
     const Parameter *p = &model_parameters(model)[index];
-    WeightsWriter s = {.model = model, .p = p, .index = index, .form = form, .sink = sink, .file = file};
+    WeightsWriter s = {
+        .model = model, .p = p, .index = index, .form = form, .sink = sink, .file = file};
     int64_t count = min_i64(WEIGHTS_PIECE_FLOATS, p->file_rows * p->cols), halves = 1;
     if (form.transposed) count = TRANSPOSE_STRIP * p->rows;
     if (form.dtype != DTYPE_FP32) halves = count;
     const int64_t whole = form.transposed ? p->rows * p->cols : 1;
-    float *piece = malloc((size_t)count * sizeof *piece), *matrix = malloc((size_t)whole * sizeof *matrix);
+    float *piece = malloc((size_t)count * sizeof *piece),
+          *matrix = malloc((size_t)whole * sizeof *matrix);
     s.halves = malloc((size_t)halves * sizeof *s.halves);
     REQUIRE_MEMORY(piece && matrix && s.halves, "the values of %s", p->name);
     bool ok = true;

@@ -31,6 +31,7 @@ bool alphabet_decode(const char *text, size_t n, char *out, size_t *bytes) {
 
 size_t alphabet_encode(const char *bytes, size_t n, char *out) {
     size_t used = 0;
-    for (size_t i = 0; i < n; i++) used += (size_t)utf8_encode(alphabet_character((unsigned char)bytes[i]), out + used);
+    for (size_t i = 0; i < n; i++)
+        used += (size_t)utf8_encode(alphabet_character((unsigned char)bytes[i]), out + used);
     return used;
 }

@@ -1,9 +1,10 @@
-// See bpe_trainer.h. Every distinct word is a row of tokens. Every pair of tokens has its count and a list of the words
-// that had it when the pair was first made. A queue gives the pair with the largest count, the smaller one of equals. A
-// pair whose count has dropped since it was queued is noticed when it is popped, and queued again. So a merge visits
-// only the words of its own pair, and its changes are summed by neighbour before the table of pairs is updated. A token
-// is only ever made by one merge: which merges happen inside a stretch of text that becomes a token depends only on
-// that stretch.
+// See bpe_trainer.h. Every distinct word is a row of tokens. Every pair of tokens has its count and
+// a list of the words that had it when the pair was first made. A queue gives the pair with the
+// largest count, the smaller one of equals. A pair whose count has dropped since it was queued is
+// noticed when it is popped, and queued again. So a merge visits only the words of its own pair,
+// and its changes are summed by neighbour before the table of pairs is updated. A token is only
+// ever made by one merge: which merges happen inside a stretch of text that becomes a token depends
+// only on that stretch.
 #include "llmc/text/bpe_trainer.h"
 
 #include "llmc/base/arithmetic.h"
@@ -23,7 +24,8 @@ enum {
     REPORT_TOKENS = 256, // between two reports
 };
 
-// ------------------------------------------------------------------------------------------------------------- pairs
+// -------------------------------------------------------------------------------------------------
+// pairs
 
 typedef struct {
     uint64_t key; // pair + 1; 0: free
@@ -48,7 +50,8 @@ static void reserve_pairs(PairTable *t, int64_t more) {
     int64_t capacity = positive_or(t->capacity, 1 << 12);
     while (4 * (t->used + more) > 3 * capacity) capacity *= 2;
     if (capacity == t->capacity) return;
-    PairTable grown = {.capacity = capacity, .used = t->used, .shift = 64 - __builtin_ctzll((uint64_t)capacity)};
+    PairTable grown = {
+        .capacity = capacity, .used = t->used, .shift = 64 - __builtin_ctzll((uint64_t)capacity)};
     grown.slots = memory_zeroed(capacity, sizeof *grown.slots);
     for (int64_t i = 0; i < t->capacity; i++)
         if (t->slots[i].key != 0) *find_pair(&grown, t->slots[i].key - 1) = t->slots[i];
@@ -67,7 +70,8 @@ static PairCount *add_to_pair(PairTable *t, uint64_t pair, int64_t count) {
     return p;
 }
 
-// ------------------------------------------------------------------------------------------------------------- queue
+// -------------------------------------------------------------------------------------------------
+// queue
 
 typedef struct {
     int64_t count; // when it was queued
@@ -92,7 +96,8 @@ static bool comes_before(const Candidate *a, const Candidate *b) {
 static void queue_push(Queue *q, Candidate c) {
     q->heap = memory_grow(q->heap, &q->room, q->n + 1, sizeof *q->heap);
     int64_t at = q->n++;
-    for (int64_t up; at > 0 && comes_before(&c, &q->heap[up = (at - 1) / 2]); at = up) q->heap[at] = q->heap[up];
+    for (int64_t up; at > 0 && comes_before(&c, &q->heap[up = (at - 1) / 2]); at = up)
+        q->heap[at] = q->heap[up];
     q->heap[at] = c;
 }
 
@@ -109,17 +114,20 @@ static Candidate queue_pop(Queue *q) {
     return top;
 }
 
-static Candidate candidate_of(uint64_t pair, int64_t count, uint32_t num_words, uint32_t *words, uint32_t only_word) {
+static Candidate candidate_of(uint64_t pair, int64_t count, uint32_t num_words, uint32_t *words,
+                              uint32_t only_word) {
     Candidate c = {.count = count, .pair = pair, .num_words = num_words, .words = words};
     if (!words) c.word = only_word;
     return c;
 }
 
 static void free_candidate(const Candidate *c) {
-    if (c->num_words > 1) free(c->words); // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
+    if (c->num_words > 1)
+        free(c->words); // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
 }
 
-// ----------------------------------------------------------------------------------------------------------- trainer
+// -------------------------------------------------------------------------------------------------
+// trainer
 
 // The effect of one merge on the pairs with one neighbour.
 typedef struct {
@@ -150,9 +158,12 @@ typedef struct {
     Tokenizer *tokenizer; // so far
 } Trainer;
 
-static int64_t word_count(const uint32_t *word) { return (int64_t)((uint64_t)word[1] << 32 | word[0]); }
+static int64_t word_count(const uint32_t *word) {
+    return (int64_t)((uint64_t)word[1] << 32 | word[0]);
+}
 
-// -------------------------------------------------------------------------------------------- words and pairs of bytes
+// --------------------------------------------------------------------------------------------
+// words and pairs of bytes
 
 static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
     Trainer *t = user;
@@ -160,7 +171,8 @@ static void take_word(void *user, const char *word, uint32_t length, int64_t cou
     out[0] = (uint32_t)count;
     out[1] = (uint32_t)((uint64_t)count >> 32);
     out[2] = length;
-    for (uint32_t i = 0; i < length; i++) out[HEADER + i] = (uint32_t)t->tokenizer->byte_tokens[(unsigned char)word[i]];
+    for (uint32_t i = 0; i < length; i++)
+        out[HEADER + i] = (uint32_t)t->tokenizer->byte_tokens[(unsigned char)word[i]];
     t->used += HEADER + length;
 }
 
@@ -211,7 +223,8 @@ static void queue_byte_pairs(Trainer *t) {
     free(pairs);
 }
 
-// ------------------------------------------------------------------------------------------------------------- a merge
+// -------------------------------------------------------------------------------------------------
+// a merge
 
 static Neighbour *touch_neighbour(Side *s, uint32_t token) {
     Neighbour *n = &s->of[token];
@@ -284,25 +297,29 @@ static uint64_t pair_at(bool is_left, uint32_t neighbour, uint32_t token) {
     return merge_pair((int32_t)token, (int32_t)neighbour);
 }
 
-// Adds the counts of a side's new pairs before anything is subtracted from them: in "aaaa" both "aa a" and "aa aa" are
-// new, and "aa a" is gone again.
+// Adds the counts of a side's new pairs before anything is subtracted from them: in "aaaa" both "aa
+// a" and "aa aa" are new, and "aa a" is gone again.
 static void add_won(Trainer *t, Side *s, bool is_left, uint32_t merged) {
     for (int64_t i = 0; i < s->num_touched; i++)
         if (s->of[s->touched[i]].won)
-            __builtin_prefetch(&t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], merged), t->pairs.shift)]);
+            __builtin_prefetch(&t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], merged),
+                                                         t->pairs.shift)]);
     for (int64_t i = 0; i < s->num_touched; i++) {
         Neighbour *n = &s->of[s->touched[i]];
-        if (n->won) n->pair = add_to_pair(&t->pairs, pair_at(is_left, s->touched[i], merged), n->won);
+        if (n->won)
+            n->pair = add_to_pair(&t->pairs, pair_at(is_left, s->touched[i], merged), n->won);
     }
 }
 
 // old: the token of the merged pair on this side.
 static void subtract_lost(Trainer *t, Side *s, bool is_left, uint32_t old) {
     for (int64_t i = 0; i < s->num_touched; i++)
-        __builtin_prefetch(&t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], old), t->pairs.shift)]);
+        __builtin_prefetch(
+            &t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], old), t->pairs.shift)]);
     for (int64_t i = 0; i < s->num_touched; i++) {
         PairCount *pair = find_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
-        if (pair->key != 0) pair->count -= s->of[s->touched[i]].lost; // otherwise it would be too long for a token
+        if (pair->key != 0)
+            pair->count -= s->of[s->touched[i]].lost; // otherwise it would be too long for a token
     }
 }
 
@@ -321,8 +338,9 @@ static void queue_pairs(Trainer *t, Side *s, bool is_left, uint32_t merged) {
     for (int64_t i = 0; i < s->num_touched; i++) {
         Neighbour *n = &s->of[s->touched[i]];
         if (n->won && n->pair->count >= MIN_COUNT)
-            queue_push(&t->queue, candidate_of(pair_at(is_left, s->touched[i], merged), n->pair->count, n->num_words,
-                                               n->words, n->last_word));
+            queue_push(&t->queue,
+                       candidate_of(pair_at(is_left, s->touched[i], merged), n->pair->count,
+                                    n->num_words, n->words, n->last_word));
         *n = (Neighbour){0};
     }
     s->num_touched = s->num_events = 0;
@@ -335,7 +353,10 @@ static bool add_merge(Tokenizer *t, int32_t left, int32_t right, Error *err) {
     memcpy(both, t->bytes + a->offset, a->length);
     memcpy(both + a->length, t->bytes + b->offset, b->length);
     const int32_t merged = t->count;
-    const MergeRule rule = {.pair = merge_pair(left, right), .rank = (uint32_t)merged, .merged = merged}, *known;
+    const MergeRule rule = {.pair = merge_pair(left, right),
+                            .rank = (uint32_t)merged,
+                            .merged = merged},
+                    *known;
     return vocabulary_add(t, merged, both, (size_t)a->length + b->length, true, err) &&
            merge_table_add(&t->merges, rule, &known);
 }
@@ -361,15 +382,16 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- all merges
+// -------------------------------------------------------------------------------------------------
+// all merges
 
-static bool find_merges(Trainer *t, WordCounts *words, int64_t tokens, void (*on_progress)(void *user, int64_t tokens),
-                        void *user, Error *err) {
+static bool find_merges(Trainer *t, WordCounts *words, int64_t tokens,
+                        void (*on_progress)(void *user, int64_t tokens), void *user, Error *err) {
     int64_t bytes;
     const int64_t count = word_counts_size(words, &bytes), size = HEADER * count + bytes;
     if (size > UINT32_MAX)
-        return error_set(err, "%lld distinct words of %lld bytes: too many to train on", (long long)count,
-                         (long long)bytes);
+        return error_set(err, "%lld distinct words of %lld bytes: too many to train on",
+                         (long long)count, (long long)bytes);
     t->words = malloc((size_t)size * sizeof *t->words + 1);
     if (!t->words) return error_set(err, "out of memory for %lld words", (long long)count);
     word_counts_drain(words, take_word, t);
@@ -404,19 +426,23 @@ static bool add_bytes(Tokenizer *t, Error *err) {
                 !vocabulary_add(t, number++, &(char){(char)byte}, 1, true, err))
                 return false;
     }
-    for (int byte = 0; byte < 256; byte++) t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
+    for (int byte = 0; byte < 256; byte++)
+        t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
     return true;
 }
 
-Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab, void (*on_progress)(void *user, int64_t tokens),
-                     void *user, Error *err) {
-    REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld", (long long)vocab);
-    Trainer t = {.tokenizer = vocabulary_new("byte-level BPE of train:%lld%s%s", (long long)vocab, pattern ? ":" : "",
+Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab,
+                     void (*on_progress)(void *user, int64_t tokens), void *user, Error *err) {
+    REQUIRE(vocab >= MIN_TRAINED_VOCAB && vocab <= MAX_TRAINED_VOCAB, "a vocabulary of %lld",
+            (long long)vocab);
+    Trainer t = {.tokenizer = vocabulary_new("byte-level BPE of train:%lld%s%s", (long long)vocab,
+                                             pattern ? ":" : "",
                                              pattern ? pattern_facts[pattern].name : "")};
     t.tokenizer->pattern = pattern;
-    bool ok = add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
-              vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
-              vocabulary_finish(t.tokenizer, err);
+    bool ok =
+        add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
+        vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
+        vocabulary_finish(t.tokenizer, err);
     for (int64_t i = 0; i < t.queue.n; i++) free_candidate(&t.queue.heap[i]);
     free(t.queue.heap);
     free(t.pairs.slots);
@@ -436,7 +462,8 @@ Tokenizer *tokenizer_for_cuts(Pattern pattern, Error *err) {
     Tokenizer *t = vocabulary_new("cuts");
     t->pattern = pattern;
     if (add_bytes(t, err) && add_merge(t, t->byte_tokens['\r'], t->byte_tokens['\n'], err) &&
-        vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err))
+        vocabulary_add_added(t, t->count, END_OF_TEXT, true, false, err) &&
+        vocabulary_finish(t, err))
         return t;
     tokenizer_free(t);
     return NULL;

@@ -1,5 +1,6 @@
-// Reads plain, gzip and zstd files as one sequence of bytes. See byte_source.h. zlib and libzstd decompress; this file
-// adds what they leave to the caller: consecutive members and frames, padding, and truncated files.
+// Reads plain, gzip and zstd files as one sequence of bytes. See byte_source.h. zlib and libzstd
+// decompress; this file adds what they leave to the caller: consecutive members and frames,
+// padding, and truncated files.
 #include "llmc/text/byte_source.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/format.h"
@@ -47,12 +48,13 @@ Packing packing_of_bytes(const unsigned char *bytes, size_t n) {
 
 ByteSource *byte_source_open(int fd, int then_fd, Packing packing) {
     ByteSource *s = memory_zeroed(1, sizeof *s);
-    *s = (ByteSource){.fd = fd, .then_fd = then_fd, .packing = packing, .input = memory_new(INPUT_BYTES, 1)};
+    *s = (ByteSource){
+        .fd = fd, .then_fd = then_fd, .packing = packing, .input = memory_new(INPUT_BYTES, 1)};
     if (packing == PACKED_GZIP)
         REQUIRE_MEMORY(inflateInit2(&s->zlib, 15 + 16) == Z_OK, "zlib"); // 16: gzip headers only
     if (packing == PACKED_ZSTD) {
-        // Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library stops at 128 MiB. The
-        // memory is touched only as far as there is text for it.
+        // Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library
+        // stops at 128 MiB. The memory is touched only as far as there is text for it.
         const ZSTD_bounds window = ZSTD_dParam_getBounds(ZSTD_d_windowLogMax);
         s->zstd = ZSTD_createDStream();
         REQUIRE_MEMORY(s->zstd, "zstd");
@@ -99,7 +101,8 @@ static void source_damaged(ByteSource *s, const char *what) {
 
 static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     if (!s->in_frame) {
-        // gzip pads with zeros on tapes and block devices; anything else after the last member is damage.
+        // gzip pads with zeros on tapes and block devices; anything else after the last member is
+        // damage.
         size_t at = s->begin;
         while (s->had_member && at < s->end && s->input[at] == 0) at++;
         if (s->had_member && at == s->end) {
@@ -124,10 +127,11 @@ static int64_t unpack_gzip(ByteSource *s, unsigned char *out, int64_t n) {
     return n - (int64_t)s->zlib.avail_out;
 }
 
-// A frame begins with 0xFD2FB528, one to be skipped with 0x184D2A5.; the library also takes those of versions
-// before 1.0, and what it makes of these depends on the size of the buffer.
+// A frame begins with 0xFD2FB528, one to be skipped with 0x184D2A5.; the library also takes those
+// of versions before 1.0, and what it makes of these depends on the size of the buffer.
 static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
-    if (!s->in_frame && s->begin < s->end && s->input[s->begin] != 0x28 && s->input[s->begin] >> 4 != 5) {
+    if (!s->in_frame && s->begin < s->end && s->input[s->begin] != 0x28 &&
+        s->input[s->begin] >> 4 != 5) {
         source_damaged(s, "not zstd");
         return 0;
     }
@@ -138,8 +142,10 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
     s->in_frame = status != 0;
     if (ZSTD_getErrorCode(status) == ZSTD_error_memory_allocation) {
         s->failed = true;
-        error_set(&s->error, "cannot read: out of memory for the window of this zstd file, which has up to 2 GiB "
-                             "(zstd --long); free memory and run again");
+        error_set(
+            &s->error,
+            "cannot read: out of memory for the window of this zstd file, which has up to 2 GiB "
+            "(zstd --long); free memory and run again");
     } else if (ZSTD_isError(status)) {
         source_damaged(s, ZSTD_getErrorName(status));
     }

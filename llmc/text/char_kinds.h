@@ -1,5 +1,6 @@
-// The kinds of characters that the patterns of pieces.h tell apart. PCRE2 says once which kind each character has. A
-// byte that belongs to no well-formed UTF-8 sequence is a character of its own, CHAR_OTHER, as U+FFFD is.
+// The kinds of characters that the patterns of pieces.h tell apart. PCRE2 says once which kind each
+// character has. A byte that belongs to no well-formed UTF-8 sequence is a character of its own,
+// CHAR_OTHER, as U+FFFD is.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/base/utf8.h"
@@ -21,15 +22,17 @@ typedef enum {
     CHAR_OTHERS = CHAR_OTHER | CHAR_MARK, // [^\s\p{L}\p{N}]
 } CharKind;
 
-// The kind of every code point below, one byte each. Above there are only variation selectors (marks) and CHAR_OTHER.
+// The kind of every code point below, one byte each. Above there are only variation selectors
+// (marks) and CHAR_OTHER.
 enum { CHAR_TABLE_SIZE = 0x40000, FIRST_SELECTOR = 0xE0100, NUM_SELECTORS = 240 };
 
-// A new table, malloced. The kinds are those of Unicode 16 whatever version this PCRE2 knows, from 14 to 16.
+// A new table, malloced. The kinds are those of Unicode 16 whatever version this PCRE2 knows, from
+// 14 to 16.
 uint8_t *char_kinds_table(Error *err);
 
 // Returns the kind of the character at p, and its length.
-static inline CharKind char_kind_at(const uint8_t *table, const unsigned char *p, const unsigned char *end,
-                                    int *length) {
+static inline CharKind char_kind_at(const uint8_t *table, const unsigned char *p,
+                                    const unsigned char *end, int *length) {
     *length = 1;
     if (*p < 0x80) return (CharKind)table[*p];
     uint32_t c;

@@ -1,4 +1,5 @@
-// Converts a corpus from its inputs to a vocabulary, and to shards under their final names. See corpus.h.
+// Converts a corpus from its inputs to a vocabulary, and to shards under their final names. See
+// corpus.h.
 #include "llmc/text/corpus.h"
 
 #include "llmc/base/format.h"
@@ -27,15 +28,17 @@ typedef struct {
 } Run;
 
 static bool open_inputs(Run *r, Error *err) {
-    for (int i = 0; i < r->options.inputs.count; i++) r->has_stdin |= strcmp(r->options.inputs.arguments[i], "-") == 0;
-    r->summaries =
-        inputs_summarize(&r->options.inputs, &r->progress.total_bytes, &r->walk_left_out, &r->walk_notes, err);
-    if (r->summaries && !r->options.tokenizer) r->cuts = tokenizer_for_cuts(r->options.pattern, err);
+    for (int i = 0; i < r->options.inputs.count; i++)
+        r->has_stdin |= strcmp(r->options.inputs.arguments[i], "-") == 0;
+    r->summaries = inputs_summarize(&r->options.inputs, &r->progress.total_bytes, &r->walk_left_out,
+                                    &r->walk_notes, err);
+    if (r->summaries && !r->options.tokenizer)
+        r->cuts = tokenizer_for_cuts(r->options.pattern, err);
     return r->summaries && (r->options.tokenizer || r->cuts);
 }
 
-// Keeps standard input for a second reading: text, and input that is counted first; of lines, enough to cut a corpus of
-// few lines.
+// Keeps standard input for a second reading: text, and input that is counted first; of lines,
+// enough to cut a corpus of few lines.
 static bool take_stdin(Run *r, const char *directory, Error *err) {
     InputOptions *in = &r->options.inputs;
     int64_t bytes, limit = INT64_MAX;
@@ -58,10 +61,12 @@ static void close_run(Run *r) {
     free(r->summaries);
 }
 
-// -------------------------------------------------------------------------------------------------------------- passes
+// -------------------------------------------------------------------------------------------------
+// passes
 
-// Encodes all documents or, with is_counting, counts their words into job.words. If training or validation has too
-// little of a few, short documents, does it again with each of them cut; a count has decided this for the encoding.
+// Encodes all documents or, with is_counting, counts their words into job.words. If training or
+// validation has too little of a few, short documents, does it again with each of them cut; a count
+// has decided this for the encoding.
 static int run_passes(Run *r, bool is_counting, Error *err) {
     r->job.options = &r->options;
     r->job.progress = &r->progress;
@@ -72,8 +77,9 @@ static int run_passes(Run *r, bool is_counting, Error *err) {
             r->job.words = word_counts_create();
         } else {
             corpus_writer_free(&r->writer);
-            r->writer = (CorpusWriter){
-                .directory = r->output.staging, .tokenizer = r->job.tokenizer, .shard_tokens = r->options.shard_tokens};
+            r->writer = (CorpusWriter){.directory = r->output.staging,
+                                       .tokenizer = r->job.tokenizer,
+                                       .shard_tokens = r->options.shard_tokens};
             r->job.writer = &r->writer;
         }
         const int status = corpus_convert(&r->job, &r->counts, err);
@@ -99,18 +105,21 @@ static bool check_sides(Run *r, Error *err) {
         kind_counts_move(k, &c->left_out);
         error_set(err, "no text to read%s", k->num > 0 ? ": skipped" : "");
         for (int i = 0; i < k->num; i++)
-            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "", k->kinds[i].count,
-                      k->kinds[i].kind, k->kinds[i].first);
+            error_set(err, "%s%s %" PRId64 " x %s, the first: %s", err->text, i > 0 ? "," : "",
+                      k->kinds[i].count, k->kinds[i].kind, k->kinds[i].first);
         return false;
     }
     if (!corpus_is_one_sided(r->options.val_fraction) &&
         (c->side[CORPUS_TRAIN].tokens == 0 || c->side[CORPUS_VAL].tokens == 0))
-        return error_set(err, "%" PRId64 " bytes of text cannot be divided into training and validation; give more",
+        return error_set(err,
+                         "%" PRId64
+                         " bytes of text cannot be divided into training and validation; give more",
                          c->side[CORPUS_TRAIN].bytes + c->side[CORPUS_VAL].bytes);
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- vocabulary
+// -------------------------------------------------------------------------------------------------
+// vocabulary
 
 static void on_merged(void *user, int64_t tokens) {
     Run *r = user;
@@ -128,20 +137,23 @@ static int train(Run *r, Error *err) {
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
     int64_t bytes, distinct = 0;
     if (r->job.words) distinct = word_counts_size(r->job.words, &bytes);
-    if (status == EXIT_OK && !(r->trained = bpe_train(r->job.words, o->pattern, o->vocab, on_merged, r, err)))
+    if (status == EXIT_OK &&
+        !(r->trained = bpe_train(r->job.words, o->pattern, o->vocab, on_merged, r, err)))
         status = EXIT_RUN_FAILED;
     word_counts_free(r->job.words);
     r->job.words = NULL;
     if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
     error_set(err,
-              "the text for training (%" PRId64 " bytes, %" PRId64 " distinct words) gives only %" PRId64
+              "the text for training (%" PRId64 " bytes, %" PRId64
+              " distinct words) gives only %" PRId64
               " tokens, because no other pair occurs twice; use more text, or %s%" PRId64 "%s",
-              r->counts.side[CORPUS_TRAIN].bytes, distinct, tokenizer_vocab(r->trained), o->vocab_option,
-              tokenizer_vocab(r->trained), o->vocab_option_end);
+              r->counts.side[CORPUS_TRAIN].bytes, distinct, tokenizer_vocab(r->trained),
+              o->vocab_option, tokenizer_vocab(r->trained), o->vocab_option_end);
     return EXIT_BAD_INPUT;
 }
 
-// ----------------------------------------------------------------------------------------------------------------- run
+// -------------------------------------------------------------------------------------------------
+// run
 
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     Run r = {.options = *options};
@@ -152,7 +164,8 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
         return EXIT_BAD_INPUT;
     }
 
-    const bool is_claimed = corpus_output_claim(&r.output, options->inputs.output, options->force, err);
+    const bool is_claimed =
+        corpus_output_claim(&r.output, options->inputs.output, options->force, err);
     int status = EXIT_BAD_INPUT;
     if (is_claimed) status = EXIT_OK;
     if (status == EXIT_OK && !take_stdin(&r, r.output.staging, err)) status = EXIT_RUN_FAILED;
@@ -176,16 +189,18 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
                                      .counts = &r.counts,
                                      .writer = &r.writer};
 
-    if (status == EXIT_OK &&
-        (!corpus_writer_finish(&r.writer, err) || !tokenizer_write(r.job.tokenizer, r.output.tokenizer, err) ||
-         !corpus_manifest_write(&manifest, r.output.manifest, err) ||
-         !corpus_output_publish(&r.output, &r.writer, err)))
+    if (status == EXIT_OK && (!corpus_writer_finish(&r.writer, err) ||
+                              !tokenizer_write(r.job.tokenizer, r.output.tokenizer, err) ||
+                              !corpus_manifest_write(&manifest, r.output.manifest, err) ||
+                              !corpus_output_publish(&r.output, &r.writer, err)))
         status = EXIT_RUN_FAILED;
 
     if (status == EXIT_OK) {
         add_walk(&r);
-        *result = (CorpusResult){
-            r.counts, {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count}, r.job.cut_all};
+        *result =
+            (CorpusResult){r.counts,
+                           {r.writer.side[CORPUS_TRAIN].count, r.writer.side[CORPUS_VAL].count},
+                           r.job.cut_all};
         r.counts = (CorpusCounts){0};
     }
 
@@ -194,8 +209,8 @@ int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     return status;
 }
 
-int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts, Tokenizer **tokenizer,
-                      Error *err) {
+int corpus_vocabulary(const CorpusOptions *options, const char *directory, CorpusCounts *counts,
+                      Tokenizer **tokenizer, Error *err) {
     Run r = {.options = *options};
     *counts = (CorpusCounts){0};
     *tokenizer = NULL;

@@ -93,6 +93,8 @@ void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more) {
 }
 
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction) {
-    double train = (double)c->side[CORPUS_TRAIN].tokens, val = (double)c->side[CORPUS_VAL].tokens, f = val_fraction;
-    return !corpus_is_one_sided(f) && (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
+    double train = (double)c->side[CORPUS_TRAIN].tokens, val = (double)c->side[CORPUS_VAL].tokens,
+           f = val_fraction;
+    return !corpus_is_one_sided(f) &&
+           (val < (train + val) * f / 4 || train < (train + val) * (1 - f) / 4);
 }

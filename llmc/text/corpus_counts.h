@@ -1,5 +1,5 @@
-// Counts of a corpus: documents, bytes and tokens of either side, bad input, and skipped files by kind, each with its
-// first example. Counts of blocks are added in the order of reading.
+// Counts of a corpus: documents, bytes and tokens of either side, bad input, and skipped files by
+// kind, each with its first example. Counts of blocks are added in the order of reading.
 #pragma once
 #include "llmc/text/corpus_split.h"
 #include "llmc/text/json_line.h"
@@ -8,7 +8,8 @@
 typedef struct {
     char *kind;    // "Parquet"
     int64_t count; // > 0
-    char *first;   // the first example and the next step: "a.parquet; data/read_parquet.py a.parquet | ..."
+    char *first; // the first example and the next step: "a.parquet; data/read_parquet.py a.parquet
+                 // | ..."
 } KindCount;
 typedef struct {
     KindCount *kinds;
@@ -21,10 +22,12 @@ void kind_counts_move(KindCounts *to, KindCounts *from);        // from is empty
 int64_t kind_counts_get(const KindCounts *k, const char *kind); // 0: none of this kind
 void kind_counts_clear(KindCounts *k);
 
-// The kinds of bad input: those of JsonLine, a line that is too long, damage inside a compressed file.
+// The kinds of bad input: those of JsonLine, a line that is too long, damage inside a compressed
+// file.
 enum { BAD_TOO_LONG = JSON_LINE_BAD_KINDS, BAD_FILE, BAD_KINDS };
 extern const struct BadKind {
-    const char *name, *phrase; // "not_json" in the manifest, "not valid JSON" for people and in KindCounts
+    const char *name,
+        *phrase; // "not_json" in the manifest, "not valid JSON" for people and in KindCounts
 } bad_kinds[BAD_KINDS];
 
 typedef struct {
@@ -38,5 +41,6 @@ typedef struct {
 } CorpusCounts;
 void corpus_counts_clear(CorpusCounts *c);
 void corpus_counts_add(CorpusCounts *sum, CorpusCounts *more); // moves the reports of *more to *sum
-// Tells whether a side has less than a quarter of its share: chance does that when there are few documents.
+// Tells whether a side has less than a quarter of its share: chance does that when there are few
+// documents.
 bool corpus_is_lopsided(const CorpusCounts *c, double val_fraction);

@@ -22,7 +22,8 @@ static void add_count(cJSON *object, const char *key, int64_t value) {
 
 static void add_kinds(cJSON *object, const KindCounts *k) {
     for (int i = 0; i < k->num; i++)
-        if (!cJSON_HasObjectItem(object, k->kinds[i].kind)) add_count(object, k->kinds[i].kind, k->kinds[i].count);
+        if (!cJSON_HasObjectItem(object, k->kinds[i].kind))
+            add_count(object, k->kinds[i].kind, k->kinds[i].count);
 }
 
 bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err) {
@@ -78,9 +79,11 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     }
 
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
-    for (int k = 0; k < 3; k++) add_count(skipped, always[k], kind_counts_get(&m->counts->left_out, always[k]));
+    for (int k = 0; k < 3; k++)
+        add_count(skipped, always[k], kind_counts_get(&m->counts->left_out, always[k]));
     for (int k = 0; k < BAD_KINDS; k++)
-        add_count(skipped, bad_kinds[k].name, kind_counts_get(&m->counts->bad, bad_kinds[k].phrase));
+        add_count(skipped, bad_kinds[k].name,
+                  kind_counts_get(&m->counts->bad, bad_kinds[k].phrase));
     add_kinds(skipped, &m->counts->left_out);
     add_kinds(skipped, m->walk_left_out);
 

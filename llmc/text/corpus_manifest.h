@@ -1,5 +1,6 @@
-// manifest.json of a corpus: what the shards were made from, but no times: the same run gives the same file.
-// doc/data.md lists its fields. Counts are exact up to 2^53, checksums are hexadecimal digits in strings.
+// manifest.json of a corpus: what the shards were made from, but no times: the same run gives the
+// same file. doc/data.md lists its fields. Counts are exact up to 2^53, checksums are hexadecimal
+// digits in strings.
 #pragma once
 #include "llmc/text/corpus_options.h"
 #include "llmc/text/corpus_shards.h"

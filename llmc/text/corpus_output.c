@@ -28,10 +28,12 @@ static int is_shard(const struct dirent *entry) { return is_corpus_shard(entry->
 static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
     struct dirent **old;
     const int n = scandir(o->path, &old, is_shard, alphasort);
-    if (n < 0) return error_set(err, "%s: cannot list the directory: %s", o->path, path_reason(o->path, errno).text);
+    if (n < 0)
+        return error_set(err, "%s: cannot list the directory: %s", o->path,
+                         path_reason(o->path, errno).text);
     bool ok = n == 0 || !refuse ||
-              error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them", o->path, n,
-                        format_plural(n), old[0]->d_name);
+              error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them",
+                        o->path, n, format_plural(n), old[0]->d_name);
     for (int i = n; i-- > 0; free(old[i])) {
         if (!ok || refuse) continue;
         // Removes a shard that states its vocabulary, as ours do, and moves any other file aside.
@@ -49,14 +51,16 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
         if (is_foreign)
             ok = own_file_move_aside(path, "is not a shard of this program", unread, err);
         else
-            ok = unlink(path) == 0 || error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+            ok = unlink(path) == 0 ||
+                 error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
         free(path);
     }
     free(old);
     return ok;
 }
 
-// Tells whether there is a file, or fails: one that cannot be looked at now is neither there nor missing.
+// Tells whether there is a file, or fails: one that cannot be looked at now is neither there nor
+// missing.
 static bool look_for(const char *path, bool *is_there, Error *err) {
     struct stat st;
     *is_there = lstat(path, &st) == 0;
@@ -75,14 +79,18 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
                         .lock = -1};
     char *model = directory_model_file(o->path);
     if (model)
-        error_set(err, "%s: a model is there (%s), whose files a corpus would replace; name another directory", o->path,
-                  model);
+        error_set(
+            err,
+            "%s: a model is there (%s), whose files a corpus would replace; name another directory",
+            o->path, model);
     free(model);
     if (model || !directory_make(o->path, err)) return false;
     o->lock = open(o->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (o->lock < 0)
-        return error_set(err, "%s: cannot open the directory: %s", o->path, path_reason(o->path, errno).text);
-    if (flock(o->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: no locks on this file system
+        return error_set(err, "%s: cannot open the directory: %s", o->path,
+                         path_reason(o->path, errno).text);
+    if (flock(o->lock, LOCK_EX | LOCK_NB) != 0 &&
+        errno == EWOULDBLOCK) { // other errors: no locks on this file system
         close(o->lock);
         o->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", o->path);
@@ -102,20 +110,24 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
     } else if (ok && !force) {
         ok = clear_shards(o, true, err);
     }
-    return ok && (!file_exists(o->staging) || directory_remove(o->staging, err)) && directory_make(o->staging, err);
+    return ok && (!file_exists(o->staging) || directory_remove(o->staging, err)) &&
+           directory_make(o->staging, err);
 }
 
 static bool move_file(char *from, char *to, Error *err) {
-    const bool ok =
-        rename(from, to) == 0 || error_set(err, "%s: cannot move into place: %s", from, path_reason(to, errno).text);
+    const bool ok = rename(from, to) == 0 || error_set(err, "%s: cannot move into place: %s", from,
+                                                       path_reason(to, errno).text);
     free(from);
     free(to);
     return ok;
 }
 
-static bool move_side(const CorpusOutput *o, const CorpusWriter *writer, CorpusSide side, Error *err) {
+static bool move_side(const CorpusOutput *o, const CorpusWriter *writer, CorpusSide side,
+                      Error *err) {
     for (int64_t i = 0; i < writer->side[side].count; i++)
-        if (!move_file(corpus_shard_path(o->staging, side, i), corpus_shard_path(o->path, side, i), err)) return false;
+        if (!move_file(corpus_shard_path(o->staging, side, i), corpus_shard_path(o->path, side, i),
+                       err))
+            return false;
     return true;
 }
 
@@ -123,38 +135,47 @@ static bool move_side(const CorpusOutput *o, const CorpusWriter *writer, CorpusS
 static bool is_same_file(const char *a, const char *b) {
     int64_t bytes[2];
     uint64_t checksums[2];
-    return file_checksum(a, &bytes[0], &checksums[0], NULL) && file_checksum(b, &bytes[1], &checksums[1], NULL) &&
-           bytes[0] == bytes[1] && checksums[0] == checksums[1];
+    return file_checksum(a, &bytes[0], &checksums[0], NULL) &&
+           file_checksum(b, &bytes[1], &checksums[1], NULL) && bytes[0] == bytes[1] &&
+           checksums[0] == checksums[1];
 }
 
-// Makes way for the tokenizer: that of an earlier corpus of ours is replaced; one that is there by itself, whoever made
-// it, is moved aside, unless it is the same.
-static bool make_way_for_tokenizer(const CorpusOutput *o, const char *manifest, const char *tokenizer, Error *err) {
+// Makes way for the tokenizer: that of an earlier corpus of ours is replaced; one that is there by
+// itself, whoever made it, is moved aside, unless it is the same.
+static bool make_way_for_tokenizer(const CorpusOutput *o, const char *manifest,
+                                   const char *tokenizer, Error *err) {
     struct stat st;
-    if (own_file_is(manifest, CORPUS_MANIFEST_MARK)) return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
-    if (stat(tokenizer, &st) != 0 || !S_ISREG(st.st_mode)) return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
+    if (own_file_is(manifest, CORPUS_MANIFEST_MARK))
+        return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
+    if (stat(tokenizer, &st) != 0 || !S_ISREG(st.st_mode))
+        return own_file_make_way(tokenizer, TOKENIZER_MARK, err);
     if (!is_same_file(tokenizer, o->tokenizer))
-        return own_file_move_aside(tokenizer, "is another tokenizer, and of no corpus here", 0, err);
+        return own_file_move_aside(tokenizer, "is another tokenizer, and of no corpus here", 0,
+                                   err);
     return true;
 }
 
-// Removes the files of an earlier corpus, manifest first and training shards last, then moves in the new ones, training
-// shards first and manifest last. A mixture of the two has no manifest: also after a loss of power, because each
-// manifest goes or comes in a step of its own.
+// Removes the files of an earlier corpus, manifest first and training shards last, then moves in
+// the new ones, training shards first and manifest last. A mixture of the two has no manifest: also
+// after a loss of power, because each manifest goes or comes in a step of its own.
 bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *err) {
-    char *manifest = path_join(o->path, "manifest.json"), *tokenizer = path_join(o->path, "tokenizer.json");
-    o->is_moving = make_way_for_tokenizer(o, manifest, tokenizer, err) &&
-                   own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
-                   (unlink(manifest) == 0 || errno == ENOENT ||
-                    error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
-                   directory_sync(o->path, err) && clear_shards(o, false, err);
+    char *manifest = path_join(o->path, "manifest.json"),
+         *tokenizer = path_join(o->path, "tokenizer.json");
+    o->is_moving =
+        make_way_for_tokenizer(o, manifest, tokenizer, err) &&
+        own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
+        (unlink(manifest) == 0 || errno == ENOENT ||
+         error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
+        directory_sync(o->path, err) && clear_shards(o, false, err);
     const bool is_moved = o->is_moving && move_side(o, writer, CORPUS_TRAIN, err) &&
                           move_file(strdup(o->tokenizer), strdup(tokenizer), err) &&
                           move_side(o, writer, CORPUS_VAL, err) && directory_sync(o->path, err) &&
                           move_file(strdup(o->manifest), strdup(manifest), err);
-    // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging says so.
+    // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging
+    // says so.
     const bool has_tokenizer = o->is_moving && file_exists(o->tokenizer);
-    if (is_moved || (o->is_moving && clear_shards(o, false, NULL) && (has_tokenizer || unlink(tokenizer) == 0)))
+    if (is_moved ||
+        (o->is_moving && clear_shards(o, false, NULL) && (has_tokenizer || unlink(tokenizer) == 0)))
         o->is_moving = false;
     free(tokenizer);
     free(manifest);

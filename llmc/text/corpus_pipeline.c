@@ -2,10 +2,10 @@
 //
 // A ring of blocks; three counters say how far each stage is:
 //   written <= taken <= filled <= written + num_blocks
-// The reader fills block number `filled`, any encoder takes number `taken`, the writer waits for number `written`.
-// A block of lines is many documents, and the hash of each decides its side; a block of text is a piece of one
-// document, for which the reader has decided. The tokens of the two sides are collected separately, in the width of the
-// shards.
+// The reader fills block number `filled`, any encoder takes number `taken`, the writer waits for
+// number `written`. A block of lines is many documents, and the hash of each decides its side; a
+// block of text is a piece of one document, for which the reader has decided. The tokens of the two
+// sides are collected separately, in the width of the shards.
 #include "llmc/text/corpus_pipeline.h"
 
 #include "llmc/base/limits.h"
@@ -19,7 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------------------------ encoders
+// -------------------------------------------------------------------------------------------------
+// encoders
 
 // One for each thread. Blocks come in any order, so no state is carried from one to the next.
 typedef struct {
@@ -31,11 +32,13 @@ typedef struct {
 } CorpusEncoder;
 
 // Appends tokens to a side of the block, in the width of the shards.
-static void put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const int32_t *tokens, int64_t n) {
+static void put_tokens(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side,
+                       const int32_t *tokens, int64_t n) {
     b->counts.side[side].tokens += n;
     if (e->counter) return;
     const int64_t have = b->num_tokens[side];
-    b->tokens[side] = memory_grow(b->tokens[side], &b->token_capacity[side], have + n, (size_t)e->token_bytes);
+    b->tokens[side] =
+        memory_grow(b->tokens[side], &b->token_capacity[side], have + n, (size_t)e->token_bytes);
     if (e->token_bytes == 2) {
         uint16_t *out = (uint16_t *)b->tokens[side] + have;
         for (int64_t i = 0; i < n; i++) out[i] = (uint16_t)tokens[i];
@@ -52,9 +55,10 @@ static void begin_part(const CorpusEncoder *e, CorpusBlock *b, CorpusSide side) 
     put_tokens(e, b, side, tokens, 1 + (tokens[1] != tokens[0]));
 }
 
-// Text of any length, in pieces that fit the working memory. A piece without a safe place to end is cut between two
-// characters, as in the reader.
-static void put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const char *text, int64_t n) {
+// Text of any length, in pieces that fit the working memory. A piece without a safe place to end is
+// cut between two characters, as in the reader.
+static void put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const char *text,
+                     int64_t n) {
     b->counts.side[side].bytes += n;
     while (n > 0) {
         int64_t piece = n;
@@ -62,7 +66,8 @@ static void put_text(CorpusEncoder *e, CorpusBlock *b, CorpusSide side, const ch
             piece = tokenizer_safe_cut(e->job->tokenizer, text, BLOCK_BYTES);
             if (piece == 0) piece = corpus_character_end(text, BLOCK_BYTES);
         }
-        if (e->counter && side == CORPUS_TRAIN) word_counter_add(e->counter, e->job->tokenizer, text, piece);
+        if (e->counter && side == CORPUS_TRAIN)
+            word_counter_add(e->counter, e->job->tokenizer, text, piece);
         int64_t tokens = piece;
         if (e->encoder) tokens = encoder_encode(e->encoder, text, piece, e->tokens);
         put_tokens(e, b, side, e->tokens, tokens);
@@ -89,8 +94,10 @@ static void put_document(CorpusEncoder *e, CorpusBlock *b, const char *text, int
     put_text(e, b, CORPUS_VAL, text + cut, n - cut);
 }
 
-// The documents of a text, one unless it is divided. The marker's line ends with it; what is blank is no document.
-static void put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n, bool begins) {
+// The documents of a text, one unless it is divided. The marker's line ends with it; what is blank
+// is no document.
+static void put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, int64_t n,
+                          bool begins) {
     const char *mark = e->job->options->split_at, *const end = text + n;
     if (!mark) {
         put_document(e, b, text, n);
@@ -115,19 +122,21 @@ static void put_documents(CorpusEncoder *e, CorpusBlock *b, const char *text, in
 static void put_lines(CorpusEncoder *e, CorpusBlock *b) {
     char *line = b->text, *end = b->text + b->n;
     for (int64_t number = b->first_line; line < end; number++) {
-        char *newline = memchr(line, '\n', (size_t)(end + 1 - line)); // the reader has put one after the last line
+        // the reader has put one after the last line
+        char *newline = memchr(line, '\n', (size_t)(end + 1 - line));
         char *text;
         int64_t n;
         Error err;
-        JsonLine status = json_line_text(line, newline - line, e->job->options->field, &text, &n, &err);
+        JsonLine status =
+            json_line_text(line, newline - line, e->job->options->field, &text, &n, &err);
         line = newline + 1;
         if (status == JSON_LINE_OK && n > 0) {
             put_documents(e, b, text, n, true);
         } else if (status == JSON_LINE_OK) {
             kind_counts_add(&b->counts.left_out, "empty", 1, "%s: line %" PRId64, b->path, number);
         } else if (status != JSON_LINE_BLANK) {
-            kind_counts_add(&b->counts.bad, bad_kinds[status].phrase, 1, "%s: line %" PRId64 ": %s", b->path, number,
-                            err.text);
+            kind_counts_add(&b->counts.bad, bad_kinds[status].phrase, 1, "%s: line %" PRId64 ": %s",
+                            b->path, number, err.text);
         }
     }
 }
@@ -144,10 +153,11 @@ static void put_piece(CorpusEncoder *e, CorpusBlock *b) {
     put_text(e, b, b->side, b->text, b->n);
 }
 
-// ------------------------------------------------------------------------------------------------------------ pipeline
+// -------------------------------------------------------------------------------------------------
+// pipeline
 
-// Text in the pipeline at once. Blocks of ordinary size do not reach the limit below a hundred threads; it stops the
-// reader when many lines are long.
+// Text in the pipeline at once. Blocks of ordinary size do not reach the limit below a hundred
+// threads; it stops the reader when many lines are long.
 static const int64_t MAX_BYTES_UNDER_WAY = 64 * 1024 * 1024;
 
 typedef struct Pipeline {
@@ -170,14 +180,16 @@ static void *reader_thread(void *argument) {
 
     pthread_mutex_lock(&p->lock);
     while (!p->stop && !p->is_all_read) {
-        while (!p->stop && p->filled - p->written == p->num_blocks) pthread_cond_wait(&p->can_fill, &p->lock);
+        while (!p->stop && p->filled - p->written == p->num_blocks)
+            pthread_cond_wait(&p->can_fill, &p->lock);
         if (p->stop) break;
 
         CorpusBlock *b = &p->blocks[p->filled % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
         bool has_more = document_reader_next(p->reader, b);
         pthread_mutex_lock(&p->lock);
-        while (has_more && !p->stop && p->filled > p->written && p->bytes_under_way + b->n > MAX_BYTES_UNDER_WAY)
+        while (has_more && !p->stop && p->filled > p->written &&
+               p->bytes_under_way + b->n > MAX_BYTES_UNDER_WAY)
             pthread_cond_wait(&p->can_fill, &p->lock);
 
         if (has_more) {
@@ -199,7 +211,8 @@ static void *encoder_thread(void *argument) {
     pthread_mutex_lock(&p->lock);
     CorpusEncoder *encoder = &p->encoders[p->next_encoder++];
     for (;;) {
-        while (!p->stop && p->taken == p->filled && !p->is_all_read) pthread_cond_wait(&p->can_encode, &p->lock);
+        while (!p->stop && p->taken == p->filled && !p->is_all_read)
+            pthread_cond_wait(&p->can_encode, &p->lock);
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
@@ -223,7 +236,8 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
     pthread_mutex_lock(&p->lock);
     while (status == EXIT_OK) {
         CorpusBlock *b = &p->blocks[p->written % p->num_blocks];
-        while (p->written == p->filled && !p->is_all_read) pthread_cond_wait(&p->can_write, &p->lock);
+        while (p->written == p->filled && !p->is_all_read)
+            pthread_cond_wait(&p->can_write, &p->lock);
         if (p->written == p->filled) break;
         while (!b->is_encoded) pthread_cond_wait(&p->can_write, &p->lock);
         pthread_mutex_unlock(&p->lock);
@@ -238,8 +252,10 @@ static int write_blocks(Pipeline *p, CorpusCounts *counts, Error *err) {
             status = EXIT_BAD_INPUT;
         }
 
-        for (CorpusSide side = 0; p->job->writer && status == EXIT_OK && side < CORPUS_SIDES; side++)
-            if (!corpus_writer_append(p->job->writer, side, b->tokens[side], b->num_tokens[side], err))
+        for (CorpusSide side = 0; p->job->writer && status == EXIT_OK && side < CORPUS_SIDES;
+             side++)
+            if (!corpus_writer_append(p->job->writer, side, b->tokens[side], b->num_tokens[side],
+                                      err))
                 status = EXIT_RUN_FAILED;
 
         if (status == EXIT_OK) {

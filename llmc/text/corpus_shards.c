@@ -1,5 +1,6 @@
-// See corpus_shards.h. A shard is one ShardWriter. Its checksum is computed when it is complete, read back from the
-// page cache, because the header, which states the count, is written last. Owns the open shard of each side.
+// See corpus_shards.h. A shard is one ShardWriter. Its checksum is computed when it is complete,
+// read back from the page cache, because the header, which states the count, is written last. Owns
+// the open shard of each side.
 #include "llmc/text/corpus_shards.h"
 
 #include "llmc/base/arithmetic.h"
@@ -33,7 +34,8 @@ static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     char *path = corpus_shard_path(w->directory, side, s->count);
     *shard = (CorpusShard){.tokens = s->open_tokens};
     // The checksum is taken from the page cache, where the shard still is.
-    const bool ok = shard_writer_commit(s->open, err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);
+    const bool ok =
+        shard_writer_commit(s->open, err) && file_checksum(path, &shard->bytes, &shard->xxh3, err);
     s->open = NULL;
     if (ok) {
         s->count++;
@@ -43,13 +45,15 @@ static bool finish_shard(CorpusWriter *w, CorpusSide side, Error *err) {
     return ok;
 }
 
-bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err) {
+bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n,
+                          Error *err) {
     const Tokenizer *t = w->tokenizer;
     CorpusShards *s = &w->side[side];
     for (const char *from = tokens; n > 0;) {
         if (!s->open) {
             char *path = corpus_shard_path(w->directory, side, s->count);
-            s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t), tokenizer_eot(t), err);
+            s->open = shard_writer_open(path, corpus_token_bytes(t), tokenizer_vocab(t),
+                                        tokenizer_eot(t), err);
             free(path);
             if (!s->open) return false;
         }

@@ -8,7 +8,9 @@ typedef struct {
     uint64_t xxh3;         // of the file
 } CorpusShard;
 
-static inline int corpus_token_bytes(const Tokenizer *t) { return tokenizer_vocab(t) > 65536 ? 4 : 2; }
+static inline int corpus_token_bytes(const Tokenizer *t) {
+    return tokenizer_vocab(t) > 65536 ? 4 : 2;
+}
 
 // The shards of one side: those that are complete, and the tokens of the one that follows them.
 typedef struct {
@@ -24,7 +26,9 @@ typedef struct {
     CorpusShards side[CORPUS_SIDES];
 } CorpusWriter;
 
-bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n, Error *err);
+bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, int64_t n,
+                          Error *err);
 bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only free
-void corpus_writer_free(CorpusWriter *w);               // open shards stay as they are; all zero then
-char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number); // DIRECTORY/train_000012.bin, malloced
+void corpus_writer_free(CorpusWriter *w); // open shards stay as they are; all zero then
+char *corpus_shard_path(const char *directory, CorpusSide side,
+                        int64_t number); // DIRECTORY/train_000012.bin, malloced

@@ -1,6 +1,6 @@
-// See corpus_split.h. The hash that decides on a short document is XXH3 of its bytes. A cut is tried at every start of
-// a line in turn, because at some (a line indented by several spaces) the tokenizer would have made another token of
-// the newline.
+// See corpus_split.h. The hash that decides on a short document is XXH3 of its bytes. A cut is
+// tried at every start of a line in turn, because at some (a line indented by several spaces) the
+// tokenizer would have made another token of the newline.
 #include "llmc/text/corpus_split.h"
 
 #include <string.h>
@@ -37,7 +37,8 @@ int64_t corpus_cut(const Tokenizer *t, const char *text, int64_t n, int64_t from
 }
 
 int64_t corpus_character_end(const char *text, int64_t n) {
-    // A character has at most three bytes after its first; a longer run is not UTF-8 and may be cut anywhere.
+    // A character has at most three bytes after its first; a longer run is not UTF-8 and may be cut
+    // anywhere.
     for (int64_t at = n - 1; at > 0 && at >= n - 4; at--) {
         unsigned char c = (unsigned char)text[at];
         if (c < 0x80) return n;

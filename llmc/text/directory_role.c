@@ -11,13 +11,17 @@
 #include <string.h>
 
 // Weights, in Hugging Face's forms.
-static const char weights[] = "@(*.safetensors|*.safetensors.index.json|pytorch_model*.bin|trainer.json)";
+static const char weights[] =
+    "@(*.safetensors|*.safetensors.index.json|pytorch_model*.bin|trainer.json)";
 static const char of_model[] =
-    "@(config.json|generation_config.json|tokenizer.json|tokenizer_config.json|tokenizer.model|special_tokens_map.json|"
+    "@(config.json|generation_config.json|tokenizer.json|tokenizer_config.json|tokenizer.model|"
+    "special_tokens_map.json|"
     "added_tokens.json|chat_template.*|vocab.json|merges.txt|encoder.json|vocab.bpe)";
 static const char of_corpus[] = "@(manifest.json|tokenizer.json)";
 
-static bool is_named(const char *pattern, const char *name) { return fnmatch(pattern, name, FNM_EXTMATCH) == 0; }
+static bool is_named(const char *pattern, const char *name) {
+    return fnmatch(pattern, name, FNM_EXTMATCH) == 0;
+}
 
 static bool is_model_file(const char *directory, const char *name) {
     if (strcmp(name, "config.json") != 0) return is_named(weights, name);
@@ -51,13 +55,15 @@ char *directory_model_file(const char *directory) { return find_file(directory, 
 bool directory_check_role(const char *path, Error *err) {
     const char *name = path_name(path), *what = "model";
     char *directory = path_parent(path), *found = NULL;
-    if (is_named(weights, name) || is_named(of_model, name)) found = directory_model_file(directory);
+    if (is_named(weights, name) || is_named(of_model, name))
+        found = directory_model_file(directory);
     if (!found && (is_named(of_corpus, name) || is_corpus_shard(name))) {
         what = "corpus";
         found = find_file(directory, is_corpus_file);
     }
-    const bool is_free = !found || error_set(err, "%s belongs to the %s in %s, which has %s; name another file", name,
-                                             what, directory, found);
+    const bool is_free =
+        !found || error_set(err, "%s belongs to the %s in %s, which has %s; name another file",
+                            name, what, directory, found);
     free(found);
     free(directory);
     return is_free;

@@ -1,6 +1,7 @@
-// See documents.h. Files are read block by block: lines up to the last complete one, text up to a place where the
-// tokenizer may be interrupted. Bytes read beyond the end of a block are kept in `rest` and begin the next one. Where a
-// block ends depends only on the text and on the block before it.
+// See documents.h. Files are read block by block: lines up to the last complete one, text up to a
+// place where the tokenizer may be interrupted. Bytes read beyond the end of a block are kept in
+// `rest` and begin the next one. Where a block ends depends only on the text and on the block
+// before it.
 #include "llmc/text/documents.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/file.h"
@@ -55,7 +56,8 @@ void corpus_block_clear(CorpusBlock *b) {
     *b = (CorpusBlock){0};
 }
 
-DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts, bool cut_all) {
+DocumentReader *document_reader_open(const CorpusOptions *options, const Tokenizer *cuts,
+                                     bool cut_all) {
     DocumentReader *r = memory_zeroed(1, sizeof *r);
     r->options = options;
     r->cuts = cuts;
@@ -78,14 +80,17 @@ static bool reader_fail(DocumentReader *r, int status) {
     return false;
 }
 
-// --------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 static bool pass_unreadable(DocumentReader *r, int reason) {
-    kind_counts_add(&r->pending.left_out, "unreadable", 1, "%s: %s", r->file.path, strerror(reason));
+    kind_counts_add(&r->pending.left_out, "unreadable", 1, "%s: %s", r->file.path,
+                    strerror(reason));
     return false;
 }
 
-// Leaves a file out. One that is named in the arguments and could be read another way ends the run instead.
+// Leaves a file out. One that is named in the arguments and could be read another way ends the run
+// instead.
 static bool leave_out(DocumentReader *r, const char *kind, const char *advice) {
     const char *path = r->file.path;
     if (r->file.is_argument && *advice && !r->options->skip_bad) {
@@ -101,15 +106,18 @@ static bool open_source(DocumentReader *r) {
     int fd = input_open(inputs, &r->file), then_fd = -1, failed = EXIT_RUN_FAILED;
     if (r->file.is_stdin && inputs->stdin_goes_on) then_fd = STDIN_FILENO;
     if (r->file.is_argument) failed = EXIT_BAD_INPUT;
-    if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno)) return pass_unreadable(r, errno);
+    if (fd < 0 && !r->file.is_argument && input_may_be_skipped(errno))
+        return pass_unreadable(r, errno);
 
     if (fd < 0) {
-        error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
+        error_set(&r->error, "%s: cannot read: %s", r->file.path,
+                  path_reason(r->file.path, errno).text);
         return reader_fail(r, failed);
     }
 
-    // The packing is what the first bytes say. A file that has only the name of a packed one may be of a known kind,
-    // such as a pointer or a web page in place of the data; other ones are damaged.
+    // The packing is what the first bytes say. A file that has only the name of a packed one may be
+    // of a known kind, such as a pointer or a web page in place of the data; other ones are
+    // damaged.
     unsigned char head[FOREIGN_FILE_HEAD];
     const ssize_t n = r->file.is_stdin ? 0 : pread(fd, head, sizeof head, 0);
 
@@ -164,10 +172,12 @@ static bool source_failed(DocumentReader *r, const ByteSource *source) {
 }
 
 static void report_damage(DocumentReader *r) {
-    kind_counts_add(&r->pending.bad, bad_kinds[BAD_FILE].phrase, 1, "%s: %s", r->file.path, r->error.text);
+    kind_counts_add(&r->pending.bad, bad_kinds[BAD_FILE].phrase, 1, "%s: %s", r->file.path,
+                    r->error.text);
 }
 
-// -------------------------------------------------------------------------------------------------------------- blocks
+// -------------------------------------------------------------------------------------------------
+// blocks
 
 // Appends text of the file to b, until it has n bytes or the file ends.
 static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
@@ -204,7 +214,8 @@ static void hand_out(DocumentReader *r, CorpusBlock *b, int64_t n) {
     r->bytes_read = r->bytes_before + byte_source_consumed(r->source);
 }
 
-// Reads the first block of a file and decides what it is. A byte order mark is dropped. False: nothing to read.
+// Reads the first block of a file and decides what it is. A byte order mark is dropped. False:
+// nothing to read.
 static bool begin_file(DocumentReader *r, CorpusBlock *b) {
     static const char mark[] = {'\xEF', '\xBB', '\xBF'};
     Error advice;
@@ -214,8 +225,9 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
         r->at.offset = sizeof mark;
         memmove(b->text, b->text + sizeof mark, (size_t)b->n);
     }
-    const char *kind = corpus_content(r->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
-                                      &r->pending.notes, &advice);
+    const char *kind =
+        corpus_content(r->options, &r->file, b->text, b->n, r->ended && r->rest_n == 0, &r->format,
+                       &r->pending.notes, &advice);
     r->separator = "\n";
     if (r->format == FORMAT_DIVIDED) r->separator = r->options->split_at;
     if (!kind) return true;
@@ -225,7 +237,8 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
     return false;
 }
 
-// --------------------------------------------------------------------------------------------------------------- lines
+// -------------------------------------------------------------------------------------------------
+// lines
 
 // Skips the line or document that b begins with.
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
@@ -233,10 +246,12 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
     const int64_t length = (int64_t)strlen(mark);
     const char *phrase = bad_kinds[BAD_TOO_LONG].phrase;
     if (r->format == FORMAT_LINES)
-        kind_counts_add(&r->pending.bad, phrase, 1, "%s: line %" PRId64 ": the line is longer than 32 MiB",
-                        r->file.path, ++r->at.line);
+        kind_counts_add(&r->pending.bad, phrase, 1,
+                        "%s: line %" PRId64 ": the line is longer than 32 MiB", r->file.path,
+                        ++r->at.line);
     else
-        kind_counts_add(&r->pending.bad, phrase, 1, "%s: a document before the next --split-at is longer than 32 MiB",
+        kind_counts_add(&r->pending.bad, phrase, 1,
+                        "%s: a document before the next --split-at is longer than 32 MiB",
                         r->file.path);
 
     for (bool has_more = true; !end && has_more;) {
@@ -249,7 +264,8 @@ static bool skip_line(DocumentReader *r, CorpusBlock *b) {
         end = memmem(b->text, (size_t)b->n, mark, (size_t)length);
     }
 
-    // The end of the line is handed out like an empty block: it advances the position and gives no text.
+    // The end of the line is handed out like an empty block: it advances the position and gives no
+    // text.
     int64_t n = b->n;
     if (end) n = end + length - b->text;
     hand_out(r, b, n);
@@ -265,8 +281,10 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     for (int64_t want = BLOCK_BYTES; last == 0 && want <= LINE_MAX_BYTES; want *= 2) {
         if (!fill_block(r, b, want)) return false;
         const char *from = b->text + searched, *end = b->text + b->n, *p;
-        for (; last == 0 && (p = memrchr(from, mark[length - 1], (size_t)(end - from))) != NULL; end = p)
-            if (p + 1 - from >= length && memcmp(p + 1 - length, mark, (size_t)length) == 0) last = p + 1 - b->text;
+        for (; last == 0 && (p = memrchr(from, mark[length - 1], (size_t)(end - from))) != NULL;
+             end = p)
+            if (p + 1 - from >= length && memcmp(p + 1 - length, mark, (size_t)length) == 0)
+                last = p + 1 - b->text;
         searched = 0;
         if (b->n >= length) searched = b->n + 1 - length;
         if (r->ended) break;
@@ -279,7 +297,8 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     b->format = r->format;
     b->begins = r->is_first;
     b->first_line = r->at.line + 1;
-    for (const char *p = b->text; r->format == FORMAT_LINES && (p = memchr(p, '\n', (size_t)(b->text + n - p))); p++)
+    for (const char *p = b->text;
+         r->format == FORMAT_LINES && (p = memchr(p, '\n', (size_t)(b->text + n - p))); p++)
         r->at.line++;
     if (is_all && r->is_damaged) report_damage(r);
     hand_out(r, b, n);
@@ -287,13 +306,15 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     return n > 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- text
+// -------------------------------------------------------------------------------------------------
+// text
 
 // Finds the unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
     const int fd = input_open(&r->options->inputs, &r->file);
     if (fd < 0) {
-        error_set(&r->error, "%s: cannot read: %s", r->file.path, path_reason(r->file.path, errno).text);
+        error_set(&r->error, "%s: cannot read: %s", r->file.path,
+                  path_reason(r->file.path, errno).text);
         return reader_fail(r, EXIT_RUN_FAILED);
     }
     ByteSource *s = byte_source_open(fd, -1, r->file.packing);
@@ -308,8 +329,9 @@ static bool measure(DocumentReader *r, int64_t *size) {
     return ok;
 }
 
-// Chooses the part of the block's text for the next piece. The cut for validation needs enough text after it to look
-// for the end of a line; a piece that would have the cut too near its end ends before.
+// Chooses the part of the block's text for the next piece. The cut for validation needs enough text
+// after it to look for the end of a line; a piece that would have the cut too near its end ends
+// before.
 static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) {
     const Tokenizer *t = r->cuts;
     int64_t whole = b->n;
@@ -318,7 +340,8 @@ static int64_t choose_end(DocumentReader *r, const CorpusBlock *b, bool is_all) 
         if (whole == 0) whole = corpus_character_end(b->text, b->n);
     }
     int64_t from = corpus_cut_target(r->at.size, r->options->val_fraction) - r->at.offset;
-    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options->val_fraction)) return whole;
+    if (r->at.cut > 0 || from >= b->n || corpus_is_one_sided(r->options->val_fraction))
+        return whole;
     if (from < 1) from = 1; // the piece before had no safe place and ran past it
     int64_t head = 0;
     if (!is_all && b->n - from < CUT_SEARCH) head = tokenizer_safe_cut(t, b->text, from - 1);
@@ -364,7 +387,8 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     return true;
 }
 
-// ----------------------------------------------------------------------------------------------------------- interface
+// -------------------------------------------------------------------------------------------------
+// interface
 
 bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     if (r->is_done) return false;

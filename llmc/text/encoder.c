@@ -9,12 +9,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Pieces and their tokens, as they were merged before: text repeats its words. A fixed number of entries of one cache
-// line each, two candidates per piece; the older of the two is replaced. Never grows.
+// Pieces and their tokens, as they were merged before: text repeats its words. A fixed number of
+// entries of one cache line each, two candidates per piece; the older of the two is replaced. Never
+// grows.
 
 enum {
     CACHE_PIECE_TOKENS = 7,
-    CACHE_ENTRIES = 1 << 16, // 4 MB. Half of it: 5 to 30% slower on English; twice of it: 5% slower (L2)
+    CACHE_ENTRIES =
+        1 << 16, // 4 MB. Half of it: 5 to 30% slower on English; twice of it: 5% slower (L2)
 };
 
 typedef struct {
@@ -43,7 +45,8 @@ void encoder_free(Encoder *e) {
     free(e);
 }
 
-// -------------------------------------------------------------------------------------------------------------- pieces
+// -------------------------------------------------------------------------------------------------
+// pieces
 
 static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int32_t *out) {
     const int32_t whole = t->whole_pieces ? vocabulary_find(t, piece, (size_t)n) : -1;
@@ -56,7 +59,8 @@ static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int
 }
 
 // readable: how many bytes follow piece in the text.
-static inline int64_t encode_cached(Encoder *e, const char *piece, int64_t n, int64_t readable, int32_t *out) {
+static inline int64_t encode_cached(Encoder *e, const char *piece, int64_t n, int64_t readable,
+                                    int32_t *out) {
     if (n > PIECE_KEY_BYTES) return merge_piece(e->t, piece, n, out);
     PieceKey key = piece_key(piece, n, readable);
     CacheEntry *set = &e->cache[piece_hash(&key) & (CACHE_ENTRIES - 2)]; // two candidates
@@ -88,9 +92,11 @@ static int64_t encode_plain(Encoder *e, const char *text, int64_t n, int32_t *ou
     return count;
 }
 
-// -------------------------------------------------------------------------------------------------------- added tokens
+// -------------------------------------------------------------------------------------------------
+// added tokens
 
-static int64_t encode_pass(Encoder *e, AddedPass pass, bool special, const char *text, int64_t n, int32_t *out) {
+static int64_t encode_pass(Encoder *e, AddedPass pass, bool special, const char *text, int64_t n,
+                           int32_t *out) {
     if (pass == NUM_ADDED_PASSES) return encode_plain(e, text, n, out);
     const Spellings *added = e->t->added[pass][special];
     int64_t count = 0, at;

@@ -1,8 +1,8 @@
-// See inputs.h. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory that fails
-// while it is read for a shorter one, and without memory it leaves names unsorted or crashes.) What was met is
-// remembered by its device and inode, 16 bytes in a table at most half full. Standard input that
-// has to be read twice is copied into a file as it comes, packed or not. The file is unlinked before anything is in it,
-// so nothing stays behind whatever happens.
+// See inputs.h. The walk sorts one directory at a time. (fts(3) is not used: it takes a directory
+// that fails while it is read for a shorter one, and without memory it leaves names unsorted or
+// crashes.) What was met is remembered by its device and inode, 16 bytes in a table at most half
+// full. Standard input that has to be read twice is copied into a file as it comes, packed or not.
+// The file is unlinked before anything is in it, so nothing stays behind whatever happens.
 #include "llmc/text/inputs.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/directory.h"
@@ -72,12 +72,15 @@ void inputs_close(InputWalk *w) {
 }
 
 // st NULL: the file cannot be read, for the reason in errno.
-static int give_file(InputWalk *w, InputFile *file, const char *path, const struct stat *st, bool is_argument) {
+static int give_file(InputWalk *w, InputFile *file, const char *path, const struct stat *st,
+                     bool is_argument) {
     CorpusFormat format = w->options->format;
-    if (format == FORMAT_BY_CONTENT && fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0)
+    if (format == FORMAT_BY_CONTENT &&
+        fnmatch("*.@(jsonl|ndjson)?(.gz|.zst)", path, FNM_CASEFOLD | FNM_EXTMATCH) == 0)
         format = FORMAT_LINES;
     const int reason = errno;
-    *file = (InputFile){.is_argument = is_argument, .format = format, .packing = packing_of_name(path)};
+    *file =
+        (InputFile){.is_argument = is_argument, .format = format, .packing = packing_of_name(path)};
     memcpy(file->path, path, strlen(path) + 1); // at most sizeof w->path, the same
     if (st)
         file->size = (int64_t)st->st_size;
@@ -92,7 +95,8 @@ bool input_may_be_skipped(int reason) {
 
 // Gives w->path, which cannot be read for the reason in errno, to be counted, or fails.
 static int give_unreadable(InputWalk *w, InputFile *file, Error *err) {
-    if (w->depth > 0 && input_may_be_skipped(errno)) return give_file(w, file, w->path, NULL, false);
+    if (w->depth > 0 && input_may_be_skipped(errno))
+        return give_file(w, file, w->path, NULL, false);
     error_set(err, "%s: cannot read: %s", w->path, path_reason(w->path, errno).text);
     return -1;
 }
@@ -118,8 +122,8 @@ static bool put_seen(InputWalk *w, XXH128_hash_t key) {
     return is_new;
 }
 
-// Tells whether this file or directory was met before. Size and time are a part of its identity, because some file
-// systems over a network give inodes twice.
+// Tells whether this file or directory was met before. Size and time are a part of its identity,
+// because some file systems over a network give inodes twice.
 static bool is_repeated(InputWalk *w, const struct stat *st) {
     int64_t facts[5] = {(int64_t)st->st_dev, (int64_t)st->st_ino};
     if (!S_ISDIR(st->st_mode)) {
@@ -155,7 +159,8 @@ static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     }
     if (is_file && !is_argument && w->levels[w->depth - 1].is_output) { // data/prepare made it
         const char *name = strrchr(w->path, '/') + 1;
-        if (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0) return 0;
+        if (is_corpus_shard(name) || fnmatch("@(manifest|tokenizer).json", name, FNM_EXTMATCH) == 0)
+            return 0;
     }
     if (is_repeated(w, &st)) return pass_over(w, "read already by another name");
     if (is_link) kind_counts_add(&w->notes, "symbolic link that was followed", 1, "%s", w->path);
@@ -165,22 +170,25 @@ static int visit_path(InputWalk *w, InputFile *file, Error *err) {
     int count;
     if (!directory_list(w->path, &names, &count, NULL)) return give_unreadable(w, file, err);
     w->levels = memory_grow(w->levels, &w->max_depth, w->depth + 1, sizeof *w->levels);
-    w->levels[w->depth++] =
-        (Level){.names = names,
-                .count = count,
-                .length = strlen(w->path),
-                .is_output = w->has_output && st.st_dev == w->output.st_dev && st.st_ino == w->output.st_ino};
+    w->levels[w->depth++] = (Level){.names = names,
+                                    .count = count,
+                                    .length = strlen(w->path),
+                                    .is_output = w->has_output && st.st_dev == w->output.st_dev &&
+                                                 st.st_ino == w->output.st_ino};
     return 0;
 }
 
-// Puts the next name of the directory that is read at the end of w->path. *found: 0, or -1; false: there is none.
+// Puts the next name of the directory that is read at the end of w->path. *found: 0, or -1; false:
+// there is none.
 static bool next_name(InputWalk *w, int *found, Error *err) {
     Level *level = &w->levels[w->depth - 1];
     while (*found == 0 && level->next < level->count) {
-        const char *name = level->names[level->next++], *slash = w->path[level->length - 1] != '/' ? "/" : "";
+        const char *name = level->names[level->next++],
+                   *slash = w->path[level->length - 1] != '/' ? "/" : "";
         const size_t room = sizeof w->path - level->length;
         const int n = snprintf(w->path + level->length, room, "%s%s", slash, name);
-        if ((size_t)n >= room && !error_set(err, "%.200s...: the path is too long", w->path)) *found = -1;
+        if ((size_t)n >= room && !error_set(err, "%.200s...: the path is too long", w->path))
+            *found = -1;
         if (name[0] != '.' || *found != 0) return true;
         if (!level->is_output || strncmp(name, ".tmp-", 5) != 0) pass_over(w, "hidden");
     }
@@ -235,8 +243,8 @@ int input_open(const InputOptions *options, const InputFile *file) {
     return open(path, O_RDONLY | O_CLOEXEC);
 }
 
-InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes, KindCounts *left_out,
-                               KindCounts *notes, Error *err) {
+InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes,
+                               KindCounts *left_out, KindCounts *notes, Error *err) {
     InputSummary *summaries = memory_zeroed(options->count, sizeof *summaries);
     InputWalk *w = inputs_open(options);
     InputFile file = {0};
@@ -256,14 +264,17 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------------ standard input
+// -------------------------------------------------------------------------------------------------
+// standard input
 
-bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, int64_t *bytes, Error *err) {
+bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, int64_t *bytes,
+                        Error *err) {
     enum { CHUNK = 1 << 20 };
     char *path = path_join(directory, ".tmp-stdin-XXXXXX"), *chunk = malloc(CHUNK);
     unsigned char magic[4];
     int fd = mkostemp(path, O_CLOEXEC);
-    bool ok = (fd >= 0 && chunk) || error_set(err, "%s: cannot write: %s", path, path_reason(path, errno).text);
+    bool ok = (fd >= 0 && chunk) ||
+              error_set(err, "%s: cannot write: %s", path, path_reason(path, errno).text);
 
     *bytes = 0;
     if (fd >= 0) {

@@ -1,5 +1,6 @@
-// See json_line.h. The scanner makes one pass over the line and records where the value of the field is; only that
-// value is unescaped, in place. Nested values are scanned with a stack of one bit a level, not by recursion.
+// See json_line.h. The scanner makes one pass over the line and records where the value of the
+// field is; only that value is unescaped, in place. Nested values are scanned with a stack of one
+// bit a level, not by recursion.
 #include "llmc/text/json_line.h"
 
 #include "llmc/base/json.h"
@@ -15,7 +16,8 @@ typedef struct {
     const char *wrong; // the error at p; NULL: none
 } Scan;
 
-// ------------------------------------------------------------------------------------------------------------- scanner
+// -------------------------------------------------------------------------------------------------
+// scanner
 
 static bool scan_fail(Scan *s, const char *wrong) {
     s->wrong = wrong;
@@ -23,7 +25,8 @@ static bool scan_fail(Scan *s, const char *wrong) {
 }
 
 static void skip_space(Scan *s) {
-    while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\r' || *s->p == '\n')) s->p++;
+    while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\r' || *s->p == '\n'))
+        s->p++;
 }
 
 // The byte at p, 0 at the end; a NUL anywhere in the line is an error.
@@ -59,7 +62,8 @@ static bool scan_string(Scan *s) {
         if (*p < 0x20) return scan_fail(s, "a control character in a string");
         const unsigned char escape = p + 1 < s->end ? p[1] : 0;
         if (escape == 'u') {
-            if (s->end - p < 6 || hex4(p + 2) < 0) return scan_fail(s, "\\u without four hexadecimal digits");
+            if (s->end - p < 6 || hex4(p + 2) < 0)
+                return scan_fail(s, "\\u without four hexadecimal digits");
             p += 6;
         } else if (escape != 0 && strchr("\"\\/bfnrt", escape)) {
             p += 2;
@@ -116,7 +120,8 @@ static bool scan_key(Scan *s) {
 
 // Scans the array or object that begins at p, with everything in it.
 static bool scan_nested(Scan *s) {
-    unsigned char closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
+    unsigned char
+        closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
     int depth = 0;
     do {
         skip_space(s); // a value begins here
@@ -145,10 +150,11 @@ static bool scan_nested(Scan *s) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- escapes
+// -------------------------------------------------------------------------------------------------
+// escapes
 
-// Unescapes a scanned string, without quotes, in place; returns its number of bytes, -1 if it has half a surrogate
-// pair.
+// Unescapes a scanned string, without quotes, in place; returns its number of bytes, -1 if it has
+// half a surrogate pair.
 static int64_t unescape(unsigned char *text, int64_t n) {
     static const char from[] = "bfnrt", to[] = "\b\f\n\r\t"; // others stand for themselves
     unsigned char *in = text, *out = text, *end = text + n;
@@ -181,21 +187,25 @@ static int64_t unescape(unsigned char *text, int64_t n) {
     return out - text;
 }
 
-// Tells whether the scanned key, without quotes, is the field. Resolves keys with escapes in a copy; a field has at
-// most 255 bytes, at most 1530 when each is escaped.
+// Tells whether the scanned key, without quotes, is the field. Resolves keys with escapes in a
+// copy; a field has at most 255 bytes, at most 1530 when each is escaped.
 static bool key_is(const unsigned char *key, int64_t n, const char *field) {
     unsigned char copy[6 * 256];
     size_t length = strlen(field);
-    if (!memchr(key, '\\', (size_t)n)) return (size_t)n == length && memcmp(key, field, length) == 0;
+    if (!memchr(key, '\\', (size_t)n))
+        return (size_t)n == length && memcmp(key, field, length) == 0;
     if ((size_t)n > sizeof copy) return false;
     memcpy(copy, key, (size_t)n);
     return unescape(copy, n) == (int64_t)length && memcmp(copy, field, length) == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------- interface
+// -------------------------------------------------------------------------------------------------
+// interface
 
-// Scans the members of the line's object; *value: where the value of the last one named field begins, NULL: none.
-static bool scan_members(Scan *s, const char *field, const unsigned char **value, const unsigned char **value_end) {
+// Scans the members of the line's object; *value: where the value of the last one named field
+// begins, NULL: none.
+static bool scan_members(Scan *s, const char *field, const unsigned char **value,
+                         const unsigned char **value_end) {
     *value = NULL;
     skip_space(s);
     if (peek(s) != '{') return scan_fail(s, "expected an object, {\"field\": \"text\", ...}");
@@ -229,8 +239,8 @@ static bool scan_members(Scan *s, const char *field, const unsigned char **value
     return true;
 }
 
-// Tells whether the value that begins at p is JSON without doubt: an object with a key, an array of such, of texts, or
-// of numbers alone. Others may be text: {% if %}, [1] Smith.
+// Tells whether the value that begins at p is JSON without doubt: an object with a key, an array of
+// such, of texts, or of numbers alone. Others may be text: {% if %}, [1] Smith.
 static bool is_certain(Scan s, bool is_all) {
     const bool is_array = peek(&s) == '[';
     const Scan whole = s;
@@ -267,14 +277,16 @@ JsonShape json_shape(const char *text, int64_t n, bool is_all) {
 
 // The fields of a line that has been scanned, for a message: its fields are "a", "b".
 enum { FIELDS_BYTES = 256 };
-static void list_fields(const unsigned char *begin, const unsigned char *end, char text[FIELDS_BYTES]) {
+static void list_fields(const unsigned char *begin, const unsigned char *end,
+                        char text[FIELDS_BYTES]) {
     cJSON *object = cJSON_ParseWithLength((const char *)begin, (size_t)(end - begin));
     snprintf(text, FIELDS_BYTES, "it is nested too deeply to list its fields");
     if (object) json_list_keys(object, text, FIELDS_BYTES);
     cJSON_Delete(object);
 }
 
-JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err) {
+JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length,
+                        Error *err) {
     const unsigned char *begin = (unsigned char *)line, *end = begin + n;
     Scan s = {.p = begin, .end = end};
     skip_space(&s);

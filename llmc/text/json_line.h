@@ -1,7 +1,8 @@
-// One line of a JSON Lines file: the text that a field of its object holds. A strict scanner that accepts what Python's
-// json accepts (NaN and Infinity too; of equal keys the last one counts) and gives the same text, at the speed of a
-// tokenizer. Stricter in two things: the line must be valid UTF-8, and the text must not hold half a surrogate pair,
-// which has no UTF-8. Keeps nothing between calls.
+// One line of a JSON Lines file: the text that a field of its object holds. A strict scanner that
+// accepts what Python's json accepts (NaN and Infinity too; of equal keys the last one counts) and
+// gives the same text, at the speed of a tokenizer. Stricter in two things: the line must be valid
+// UTF-8, and the text must not hold half a surrogate pair, which has no UTF-8. Keeps nothing
+// between calls.
 #pragma once
 #include "llmc/base/error.h"
 
@@ -30,6 +31,8 @@ typedef enum {
 } JsonShape;
 JsonShape json_shape(const char *text, int64_t n, bool is_all);
 
-// line: n bytes and one more that may be read, a control character such as '\n'. OK: *text points to the unescaped
-// text of *length bytes, inside line, whose bytes are overwritten. Otherwise (except for BLANK) err says what is wrong.
-JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length, Error *err);
+// line: n bytes and one more that may be read, a control character such as '\n'. OK: *text points
+// to the unescaped text of *length bytes, inside line, whose bytes are overwritten. Otherwise
+// (except for BLANK) err says what is wrong.
+JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, int64_t *length,
+                        Error *err);

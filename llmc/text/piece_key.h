@@ -1,4 +1,5 @@
-// A short piece of text as a key of a hash table: for the cache of the encoder, and for the counts of words.
+// A short piece of text as a key of a hash table: for the cache of the encoder, and for the counts
+// of words.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -32,8 +33,8 @@ static inline PieceKey piece_key(const char *piece, int64_t n, int64_t readable)
 }
 
 static inline uint64_t piece_hash(const PieceKey *key) {
-    uint64_t h = key->words[0] ^ (key->words[1] * 0x9E3779B97F4A7C15u) ^ (key->words[2] * 0xC2B2AE3D27D4EB4Fu) ^
-                 (key->words[3] * 0x165667B19E3779F9u);
+    uint64_t h = key->words[0] ^ (key->words[1] * 0x9E3779B97F4A7C15u) ^
+                 (key->words[2] * 0xC2B2AE3D27D4EB4Fu) ^ (key->words[3] * 0x165667B19E3779F9u);
     return ((h ^ h >> 32) * 0xD6E8FEB86659FD93u) >> 32;
 }
 

@@ -6,28 +6,32 @@
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
 #define REST         "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 #define GPT2_REGEX   CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-#define LLAMA3_REGEX(numbers)                                                                                          \
-    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" REST
-#define O200K_REGEX                                                                                                    \
-    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?i:" CONTRACTIONS       \
-    ")?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]*(?i:" CONTRACTIONS    \
-    ")?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" REST
+#define LLAMA3_REGEX(numbers)                                                                      \
+    "(?i:" CONTRACTIONS ")|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" numbers                                 \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|" REST
+#define O200K_REGEX                                                                                \
+    "[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]*[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]+(?"  \
+    "i:" CONTRACTIONS ")?|[^\\r\\n\\p{L}\\p{N}]?[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]+[\\p{Ll}\\p{" \
+    "Lm}\\p{Lo}\\p{M}]*(?i:" CONTRACTIONS ")?|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|" REST
 
 const PatternFacts pattern_facts[NUM_PATTERNS] = {
     [PATTERN_GPT2] = {"gpt2", GPT2_REGEX, "gpt-2"},
     [PATTERN_STARCODER] = {"starcoder", GPT2_REGEX, "starcoder"},
     [PATTERN_LLAMA3] = {"llama3", LLAMA3_REGEX("\\p{N}{1,3}"), "llama-bpe"},
     [PATTERN_QWEN2] = {"qwen2", LLAMA3_REGEX("\\p{N}"), "qwen2"},
-    [PATTERN_O200K] = {"o200k", O200K_REGEX, NULL}, // llama.cpp's gpt-4o ends words at their marks (\p{M})
+    [PATTERN_O200K] = {"o200k", O200K_REGEX,
+                       NULL}, // llama.cpp's gpt-4o ends words at their marks (\p{M})
 };
 
 bool pattern_named(const char *name, Pattern *pattern, Error *err) {
     for (*pattern = 0; *pattern < NUM_PATTERNS; ++*pattern)
         if (strcmp(pattern_facts[*pattern].name, name) == 0) return true;
-    return error_set(err, "no pattern is named \"%s\", expected gpt2, starcoder, llama3, qwen2 or o200k", name);
+    return error_set(
+        err, "no pattern is named \"%s\", expected gpt2, starcoder, llama3, qwen2 or o200k", name);
 }
 
-// -------------------------------------------------------------------------------------------------- parts of patterns
+// -------------------------------------------------------------------------------------------------
+// parts of patterns
 
 // The class of GPT-2's pattern that has this kind of character.
 static inline CharKind class_of(CharKind kind) {
@@ -37,9 +41,10 @@ static inline CharKind class_of(CharKind kind) {
     return CHAR_OTHERS;
 }
 
-// Returns the end of the run of characters of one class that begins at p; *last: the length of its last character.
-static inline const unsigned char *run_end(const uint8_t *table, const unsigned char *p, const unsigned char *end,
-                                           CharKind class, int *last) {
+// Returns the end of the run of characters of one class that begins at p; *last: the length of its
+// last character.
+static inline const unsigned char *run_end(const uint8_t *table, const unsigned char *p,
+                                           const unsigned char *end, CharKind class, int *last) {
     int length = 0;
     *last = 0;
     while (p < end && char_kind_at(table, p, end, &length) & class) {
@@ -49,8 +54,8 @@ static inline const unsigned char *run_end(const uint8_t *table, const unsigned 
     return p;
 }
 
-// The length of the contraction at p: 's 't 'm 'd 're 've 'll; 0: there is none. any_case: (?i:), by which U+017F is an
-// s.
+// The length of the contraction at p: 's 't 'm 'd 're 've 'll; 0: there is none. any_case: (?i:),
+// by which U+017F is an s.
 static inline int contraction_at(const unsigned char *p, const unsigned char *end, bool any_case) {
     if (end - p < 2 || *p != '\'') return 0;
     unsigned char fold = 0, b = 0;
@@ -63,11 +68,12 @@ static inline int contraction_at(const unsigned char *p, const unsigned char *en
     return 0;
 }
 
-// ------------------------------------------------------------------------------------------------------- the patterns
+// -------------------------------------------------------------------------------------------------
+// the patterns
 
 // numbers_alone: the text is parted at each number first.
-static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone, const unsigned char *begin,
-                                const unsigned char *end) {
+static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone,
+                                const unsigned char *begin, const unsigned char *end) {
     const CharKind numbers = numbers_alone ? CHAR_NUMBER : 0;
     const unsigned char *p = begin;
     int length = contraction_at(begin, end, false), last;
@@ -84,7 +90,8 @@ static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone, const 
     }
     const unsigned char *stop = run_end(table, p, end, class_of(kind), &last);
     // \s+(?!\S): the last space before a word goes to the word, unless it is the only one.
-    if (kind & CHAR_SPACES && stop < end && stop - last > begin && !(char_kind_at(table, stop, end, &length) & numbers))
+    if (kind & CHAR_SPACES && stop < end && stop - last > begin &&
+        !(char_kind_at(table, stop, end, &length) & numbers))
         stop -= last;
     return stop - begin;
 }
@@ -92,8 +99,10 @@ static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone, const 
 // The first two alternatives of o200k's pattern: with
 //   P = [^\r\n\p{L}\p{N}], U = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], W = [\p{Ll}\p{Lm}\p{Lo}\p{M}]
 // P?U*W+ or else P?U+W*, and a contraction. Returns its end; begin: there is none.
-static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned char *begin, const unsigned char *end) {
-    const CharKind U = CHAR_UPPER | CHAR_CASELESS | CHAR_MARK, W = CHAR_LOWER | CHAR_CASELESS | CHAR_MARK;
+static const unsigned char *o200k_word_end(const uint8_t *table, const unsigned char *begin,
+                                           const unsigned char *end) {
+    const CharKind U = CHAR_UPPER | CHAR_CASELESS | CHAR_MARK,
+                   W = CHAR_LOWER | CHAR_CASELESS | CHAR_MARK;
     int length;
     CharKind kind = char_kind_at(table, begin, end, &length);
     const unsigned char *p = begin;
@@ -159,10 +168,12 @@ int64_t pieces_next(const uint8_t *table, Pattern pattern, const char *text, int
     return modern_next(table, pattern, begin, begin + n);
 }
 
-// --------------------------------------------------------------------------------------------------------------- cuts
+// -------------------------------------------------------------------------------------------------
+// cuts
 
 // Returns the kind of the character that ends before p, and its length; begin < p.
-static CharKind kind_before(const uint8_t *table, const unsigned char *begin, const unsigned char *p, int *length) {
+static CharKind kind_before(const uint8_t *table, const unsigned char *begin,
+                            const unsigned char *p, int *length) {
     for (int back = 2; back <= 4 && p - back >= begin; back++) {
         CharKind kind = char_kind_at(table, p - back, p, length);
         if (*length == back) return kind;
@@ -175,17 +186,22 @@ static bool is_whole(const unsigned char *p, const unsigned char *end) {
     return p < end && (*p < 0x80 || end - p >= 4);
 }
 
-bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, int64_t n, int64_t m) {
+bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, int64_t n,
+                       int64_t m) {
     const unsigned char *begin = (const unsigned char *)text, *p = begin + m, *end = begin + n;
-    if ((*p & 0xC0) == 0x80 || !is_whole(p, end)) return false; // inside a character, or it may continue
+    if ((*p & 0xC0) == 0x80 || !is_whole(p, end))
+        return false; // inside a character, or it may continue
 
     int length, back, ignored;
-    const CharKind before = kind_before(table, begin, p, &back), after = char_kind_at(table, p, end, &length);
+    const CharKind before = kind_before(table, begin, p, &back),
+                   after = char_kind_at(table, p, end, &length);
     if (pattern > PATTERN_STARCODER) {
-        // A character that may begin a word belongs to the letters after it. Newlines go with what is before them.
-        // o200k's words have marks, and end with contractions; its "/" follow newlines.
+        // A character that may begin a word belongs to the letters after it. Newlines go with what
+        // is before them. o200k's words have marks, and end with contractions; its "/" follow
+        // newlines.
         const bool is_o200k = pattern == PATTERN_O200K;
-        if (before & CHAR_LETTERS) return !(after & CHAR_LETTERS) && !(is_o200k && (after == CHAR_MARK || *p == '\''));
+        if (before & CHAR_LETTERS)
+            return !(after & CHAR_LETTERS) && !(is_o200k && (after == CHAR_MARK || *p == '\''));
         if (before == CHAR_NUMBER) return after != CHAR_NUMBER;
         if (before == CHAR_NEWLINE) return !(after & CHAR_SPACES) && !(is_o200k && *p == '/');
         return before & CHAR_OTHERS && (after == CHAR_NUMBER || after == CHAR_SPACE);
@@ -193,13 +209,17 @@ bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, 
 
     const CharKind numbers = pattern == PATTERN_STARCODER ? CHAR_NUMBER : 0;
 
-    // The pattern never mixes classes, except that ' ' belongs to the word after it, and that an apostrophe may begin a
-    // contraction with the letters after it.
+    // The pattern never mixes classes, except that ' ' belongs to the word after it, and that an
+    // apostrophe may begin a contraction with the letters after it.
     if (!(before & CHAR_SPACES))
-        return before & numbers || (class_of(before) != class_of(after) && !(p[-1] == '\'' && after & CHAR_LETTERS));
+        return before & numbers ||
+               (class_of(before) != class_of(after) && !(p[-1] == '\'' && after & CHAR_LETTERS));
 
-    // The last of several spaces before a word is a piece by itself, or goes with the word. So is a single space.
+    // The last of several spaces before a word is a piece by itself, or goes with the word. So is a
+    // single space.
     if (after & CHAR_SPACES)
-        return is_whole(p + length, end) && !(char_kind_at(table, p + length, end, &ignored) & (CHAR_SPACES | numbers));
-    return p[-1] != ' ' && p - back > begin && !(kind_before(table, begin, p - back, &ignored) & CHAR_SPACES);
+        return is_whole(p + length, end) &&
+               !(char_kind_at(table, p + length, end, &ignored) & (CHAR_SPACES | numbers));
+    return p[-1] != ' ' && p - back > begin &&
+           !(kind_before(table, begin, p - back, &ignored) & CHAR_SPACES);
 }

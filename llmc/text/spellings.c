@@ -25,7 +25,8 @@ struct Spellings {
     bool begins[256];          // some spelling begins with this byte
 };
 
-// --------------------------------------------------------------------------------------------------------------- nodes
+// -------------------------------------------------------------------------------------------------
+// nodes
 
 static uint64_t slot_of(const Spellings *s, int32_t parent, uint8_t byte) {
     const uint64_t key = (uint64_t)parent << 8 | byte;
@@ -34,7 +35,8 @@ static uint64_t slot_of(const Spellings *s, int32_t parent, uint8_t byte) {
 
 // The child of a node, -1 if it has none for this byte.
 static int32_t child_of(const Spellings *s, int32_t node, uint8_t byte) {
-    for (uint64_t i = slot_of(s, node, byte); s->slots[i] >= 0; i = (i + 1) & (uint64_t)(s->num_slots - 1)) {
+    for (uint64_t i = slot_of(s, node, byte); s->slots[i] >= 0;
+         i = (i + 1) & (uint64_t)(s->num_slots - 1)) {
         const Node *child = &s->nodes[s->slots[i]];
         if (child->parent == node && child->byte == byte) return s->slots[i];
     }
@@ -87,7 +89,8 @@ Spellings *spellings_new(const Spelling *list, int64_t n) {
     s->lengths = memory_new(n, sizeof *s->lengths);
     s->tokens = memory_new(n, sizeof *s->tokens);
 
-    // All first bytes, then all second ones: the node that a new one fails to is shorter, and is there already.
+    // All first bytes, then all second ones: the node that a new one fails to is shorter, and is
+    // there already.
     int32_t *states = memory_zeroed(n, sizeof *states); // of each spelling, as far as it is read
     int32_t *unread = memory_new(n, sizeof *unread);    // the spellings that are longer than depth
     for (int64_t i = 0; i < n; i++) {
@@ -106,7 +109,8 @@ Spellings *spellings_new(const Spelling *list, int64_t n) {
             states[i] = child;
             Node *node = &s->nodes[states[i]];
             const bool is_whole = list[i].length == depth + 1;
-            if (is_whole && (node->found < 0 || s->lengths[node->found] < depth + 1)) node->found = i;
+            if (is_whole && (node->found < 0 || s->lengths[node->found] < depth + 1))
+                node->found = i;
             if (!is_whole) unread[left++] = i;
         }
         n = left;
@@ -125,7 +129,8 @@ void spellings_free(Spellings *s) {
     free(s);
 }
 
-// ------------------------------------------------------------------------------------------------------------ searches
+// -------------------------------------------------------------------------------------------------
+// searches
 
 int32_t spellings_find(const Spellings *s, const char *text, int64_t n, int64_t *at) {
     int32_t state = 0, best = -1;
@@ -147,8 +152,10 @@ int32_t spellings_find(const Spellings *s, const char *text, int64_t n, int64_t 
     return s->tokens[best];
 }
 
-void spellings_mark_crossed(const Spellings *s, const char *text, int64_t n, int64_t low, int64_t high, bool *crossed) {
-    int64_t begins[SPELLINGS_WINDOW + SPELLING_MAX_BYTES]; // of the longest spelling that ends at low + 1 + i
+void spellings_mark_crossed(const Spellings *s, const char *text, int64_t n, int64_t low,
+                            int64_t high, bool *crossed) {
+    int64_t begins[SPELLINGS_WINDOW +
+                   SPELLING_MAX_BYTES]; // of the longest spelling that ends at low + 1 + i
     const int64_t end = min_i64(n, high + SPELLING_MAX_BYTES - 1);
     int32_t state = 0;
     for (int64_t i = max_i64(0, low - SPELLING_MAX_BYTES); i < end; i++) {

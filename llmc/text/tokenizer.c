@@ -12,8 +12,11 @@
 Tokenizer *tokenizer_bytes(Error *err) {
     Tokenizer *t = vocabulary_new("bytes");
     bool ok = true;
-    for (int i = 0; ok && i < BYTE_EOT; i++) ok = vocabulary_add(t, i, &(char){(char)i}, 1, true, err);
-    if (ok && vocabulary_add_added(t, BYTE_EOT, END_OF_TEXT, true, false, err) && vocabulary_finish(t, err)) return t;
+    for (int i = 0; ok && i < BYTE_EOT; i++)
+        ok = vocabulary_add(t, i, &(char){(char)i}, 1, true, err);
+    if (ok && vocabulary_add_added(t, BYTE_EOT, END_OF_TEXT, true, false, err) &&
+        vocabulary_finish(t, err))
+        return t;
     tokenizer_free(t);
     return NULL;
 }
@@ -75,7 +78,8 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
     return fingerprint;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- cuts
+// -------------------------------------------------------------------------------------------------
+// cuts
 
 // Tells whether the spelling of a non-special added token may cross m, as far as the n bytes show.
 static bool added_across(TokenizerCuts *c, int64_t m) {
@@ -97,13 +101,15 @@ TokenizerCuts tokenizer_cuts(const Tokenizer *t, const char *text, int64_t n) {
 }
 
 static bool pieces_may_cut(const Tokenizer *t, const char *text, int64_t n, int64_t m) {
-    if ((t->merges.count == 0 && !t->whole_pieces) || pieces_always_cut(t->char_table, t->pattern, text, n, m))
+    if ((t->merges.count == 0 && !t->whole_pieces) ||
+        pieces_always_cut(t->char_table, t->pattern, text, n, m))
         return true;
-    // A line begins after "\r\n". Before a word these are two pieces, at the end of a text they are one. The tokens are
-    // the same, unless the vocabulary has a token "\r\n".
+    // A line begins after "\r\n". Before a word these are two pieces, at the end of a text they are
+    // one. The tokens are the same, unless the vocabulary has a token "\r\n".
     return m > 2 && text[m - 2] == '\r' && text[m - 1] == '\n' &&
            pieces_always_cut(t->char_table, t->pattern, text, n, m - 2) &&
-           pieces_always_cut(t->char_table, t->pattern, text, n, m - 1) && vocabulary_find(t, "\r\n", 2) < 0;
+           pieces_always_cut(t->char_table, t->pattern, text, n, m - 1) &&
+           vocabulary_find(t, "\r\n", 2) < 0;
 }
 
 bool tokenizer_may_cut(TokenizerCuts *c, int64_t m) {

@@ -22,13 +22,16 @@ static bool is_json_text(const cJSON *item, const char *expected) {
 
 static bool refuse_field(const char *field, const cJSON *item, const char *expected, Error *err) {
     char found[64];
-    return error_set(err, "%s is %s, expected %s", field, json_describe(item, found, sizeof found), expected);
+    return error_set(err, "%s is %s, expected %s", field, json_describe(item, found, sizeof found),
+                     expected);
 }
 
-// ----------------------------------------------------------------------------------------------- vocabulary and merges
+// -----------------------------------------------------------------------------------------------
+// vocabulary and merges
 
-// All entries "token": number. The spellings of added tokens are plain text, not GPT-2's alphabet, and which tokens are
-// added is known only later: a name that the alphabet cannot spell is kept as it is.
+// All entries "token": number. The spellings of added tokens are plain text, not GPT-2's alphabet,
+// and which tokens are added is known only later: a name that the alphabet cannot spell is kept as
+// it is.
 static bool read_vocabulary(Tokenizer *t, const cJSON *vocab, bool plain_allowed, Error *err) {
     for (const cJSON *item = vocab->child; item; item = item->next) {
         char bytes[2 * MAX_TOKEN_BYTES + 1], shown[64];
@@ -40,11 +43,13 @@ static bool read_vocabulary(Tokenizer *t, const cJSON *vocab, bool plain_allowed
             return error_set(err, "\"%s\" is %s, expected a number from 0 to %d", shown,
                              json_describe(item, found, sizeof found), MAX_TOKENS - 1);
         }
-        if (n >= sizeof bytes) return error_set(err, "\"%s...\" is longer than %d bytes", shown, MAX_TOKEN_BYTES);
+        if (n >= sizeof bytes)
+            return error_set(err, "\"%s...\" is longer than %d bytes", shown, MAX_TOKEN_BYTES);
         bool ordinary = alphabet_decode(item->string, n, bytes, &length);
         if (!ordinary && !plain_allowed)
             return error_set(err,
-                             "\"%s\" (token %lld) is not spelled in GPT-2's alphabet of bytes: expected a byte-level "
+                             "\"%s\" (token %lld) is not spelled in GPT-2's alphabet of bytes: "
+                             "expected a byte-level "
                              "vocabulary",
                              shown, (long long)number);
         if (!ordinary) memcpy(bytes, item->string, length = n);
@@ -61,12 +66,13 @@ static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *t
     if (n > 0 && n <= sizeof bytes && alphabet_decode(text, n, bytes, &length))
         *token = vocabulary_find(t, bytes, length);
     if (*token < 0)
-        return error_set(err, "\"%s\" is not a token of the vocabulary", vocabulary_show(text, n, shown, sizeof shown));
+        return error_set(err, "\"%s\" is not a token of the vocabulary",
+                         vocabulary_show(text, n, shown, sizeof shown));
     return true;
 }
 
-static bool add_spelled_merge(Tokenizer *t, const char *left, size_t left_n, const char *right, size_t right_n,
-                              uint32_t rank, Error *err) {
+static bool add_spelled_merge(Tokenizer *t, const char *left, size_t left_n, const char *right,
+                              size_t right_n, uint32_t rank, Error *err) {
     int32_t a, b;
     return find_part(t, left, left_n, &a, err) && find_part(t, right, right_n, &b, err) &&
            vocabulary_merge(t, a, b, rank, err);
@@ -79,13 +85,15 @@ static bool add_merge_line(Tokenizer *t, const char *line, size_t n, uint32_t ra
     if (!space || memchr(space + 1, ' ', (size_t)(line + n - space - 1)))
         return error_set(err, "\"%s\", expected two tokens and a space between them",
                          vocabulary_show(line, n, shown, sizeof shown));
-    return add_spelled_merge(t, line, (size_t)(space - line), space + 1, (size_t)(line + n - space - 1), rank, err);
+    return add_spelled_merge(t, line, (size_t)(space - line), space + 1,
+                             (size_t)(line + n - space - 1), rank, err);
 }
 
-// ------------------------------------------------------------------------------------------------------ tokenizer.json
+// -------------------------------------------------------------------------------------------------
+// tokenizer.json
 
-// The types of fields, as Hugging Face's reader has them; a field that is missing is another matter. Whether a value is
-// supported is checked where it is read.
+// The types of fields, as Hugging Face's reader has them; a field that is missing is another
+// matter. Whether a value is supported is checked where it is read.
 enum { IS_BOOL = cJSON_False | cJSON_True, IS_TEXT = cJSON_String, IS_NONE = cJSON_NULL };
 typedef struct {
     const char *key;
@@ -120,7 +128,8 @@ static const FieldTypes root_types[] = {{"version", IS_TEXT, "\"1.0\""},
                                         {0}};
 
 // where: of the object, "" or "model."
-static bool check_types(const cJSON *object, const char *where, const FieldTypes *fields, Error *err) {
+static bool check_types(const cJSON *object, const char *where, const FieldTypes *fields,
+                        Error *err) {
     for (const FieldTypes *f = fields; f->key; f++) {
         const cJSON *item;
         char field[80];
@@ -137,14 +146,17 @@ static bool check_root(const cJSON *root, Error *err) {
     if (!check_types(root, "", root_types, err) || !json_find(root, "version", &version, err) ||
         !json_find(root, "decoder", &decoder, err))
         return false;
-    if (version && !is_json_text(version, "1.0")) return refuse_field("version", version, "\"1.0\"", err);
+    if (version && !is_json_text(version, "1.0"))
+        return refuse_field("version", version, "\"1.0\"", err);
     if (!cJSON_IsObject(decoder)) return true;
-    static const char *const kinds[] = {"ByteLevel", "Sequence", "BPEDecoder", "ByteFallback", "Fuse",
-                                        "Metaspace", "Replace",  "Strip",      "WordPiece",    "CTC"};
+    static const char *const kinds[] = {"ByteLevel", "Sequence",  "BPEDecoder", "ByteFallback",
+                                        "Fuse",      "Metaspace", "Replace",    "Strip",
+                                        "WordPiece", "CTC"};
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(decoder, "type");
     size_t i = 0;
     while (i < sizeof kinds / sizeof *kinds && !is_json_text(type, kinds[i])) i++;
-    if (i == sizeof kinds / sizeof *kinds) return refuse_field("decoder.type", type, "\"ByteLevel\"", err);
+    if (i == sizeof kinds / sizeof *kinds)
+        return refuse_field("decoder.type", type, "\"ByteLevel\"", err);
     return check_types(decoder, "decoder.", step_types, err);
 }
 
@@ -167,7 +179,8 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
         if (!check_off(model, "model.", off[i], err)) return false;
-    if (!json_get_object(model, "vocab", &vocab, err) || !json_find(model, "ignore_merges", &whole, err))
+    if (!json_get_object(model, "vocab", &vocab, err) ||
+        !json_find(model, "ignore_merges", &whole, err))
         return error_prefix(err, "model");
     t->whole_pieces = cJSON_IsTrue(whole);
     if (!read_vocabulary(t, vocab, true, err)) return error_prefix(err, "model.vocab");
@@ -182,8 +195,8 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
         if (cJSON_IsString(item))
             ok = add_merge_line(t, item->valuestring, strlen(item->valuestring), rank, err);
         else if (right && cJSON_IsString(left) && cJSON_IsString(right) && !right->next)
-            ok = add_spelled_merge(t, left->valuestring, strlen(left->valuestring), right->valuestring,
-                                   strlen(right->valuestring), rank, err);
+            ok = add_spelled_merge(t, left->valuestring, strlen(left->valuestring),
+                                   right->valuestring, strlen(right->valuestring), rank, err);
         else
             error_set(err, "expected \"left right\" or [\"left\", \"right\"]");
         if (!ok) return error_prefix(err, "model.merges[%u]", rank);
@@ -192,7 +205,8 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
 }
 
 // A field that must be `expected`, as JSON: "\"ByteLevel\"", "false".
-static bool check_field(const cJSON *object, const char *where, const char *key, const char *expected, Error *err) {
+static bool check_field(const cJSON *object, const char *where, const char *key,
+                        const char *expected, Error *err) {
     const cJSON *item;
     char field[80];
     if (!json_find(object, key, &item, err)) return error_prefix(err, "%s", where);
@@ -222,7 +236,8 @@ static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
     if (!cJSON_IsObject(step)) return refuse_field(where, step, "ByteLevel, as GPT-2 has", err);
     if (!json_find(step, "type", &type, err)) return error_prefix(err, "%s", where);
     if (!is_json_text(type, "Sequence")) return check_byte_level(step, where, true, err);
-    if (!json_get_array(step, "pretokenizers", 2, &steps, err)) return error_prefix(err, "%s", where);
+    if (!json_get_array(step, "pretokenizers", 2, &steps, err))
+        return error_prefix(err, "%s", where);
     const cJSON *split = steps->child, *byte_level = split->next;
     if (!cJSON_IsObject(split)) return refuse_field(first, split, "an object", err);
     if (!cJSON_IsObject(byte_level)) return refuse_field(second, byte_level, "an object", err);
@@ -233,10 +248,12 @@ static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
                check_byte_level(byte_level, second, true, err);
     }
 
-    // {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false}. "Removed" and true keep
-    // what the pattern matches, which is the same: all patterns match every character.
+    // {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false}.
+    // "Removed" and true keep what the pattern matches, which is the same: all patterns match every
+    // character.
     if (!check_field(split, first, "type", "\"Split\"", err)) return false;
-    if (!json_find(split, "behavior", &behavior, err) || !json_find(split, "pattern", &pattern, err) ||
+    if (!json_find(split, "behavior", &behavior, err) ||
+        !json_find(split, "pattern", &pattern, err) ||
         (cJSON_IsObject(pattern) && !json_find(pattern, "Regex", &regex, err)))
         return error_prefix(err, "%s", first);
     t->pattern = NUM_PATTERNS;
@@ -260,16 +277,20 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
     if (!cJSON_IsObject(item)) return error_set(err, "not an object");
     if (!check_types(item, "", added_types, err)) return false;
     if (!json_get_int(item, "id", 0, MAX_TOKENS - 1, &number, err) ||
-        !json_get_string(item, "content", &content, err) || !check_off(item, "", "single_word", err) ||
-        !check_off(item, "", "lstrip", err) || !check_off(item, "", "rstrip", err) ||
-        !json_find(item, "special", &special, err) || !json_find(item, "normalized", &normalized, err))
+        !json_get_string(item, "content", &content, err) ||
+        !check_off(item, "", "single_word", err) || !check_off(item, "", "lstrip", err) ||
+        !check_off(item, "", "rstrip", err) || !json_find(item, "special", &special, err) ||
+        !json_find(item, "normalized", &normalized, err))
         return false;
     // Hugging Face uses the vocabulary's number for it, whatever "id" says.
-    bool spelled = strlen(content) <= sizeof bytes && alphabet_decode(content, strlen(content), bytes, &length);
+    bool spelled = strlen(content) <= sizeof bytes &&
+                   alphabet_decode(content, strlen(content), bytes, &length);
     const int32_t same = spelled ? vocabulary_find(t, bytes, length) : -1;
     if (same >= 0 && same != number)
-        return error_set(err, "\"id\" is %lld, but model.vocab has it as %d", (long long)number, same);
-    return vocabulary_add_added(t, number, content, cJSON_IsTrue(special), !cJSON_IsFalse(normalized), err);
+        return error_set(err, "\"id\" is %lld, but model.vocab has it as %d", (long long)number,
+                         same);
+    return vocabulary_add_added(t, number, content, cJSON_IsTrue(special),
+                                !cJSON_IsFalse(normalized), err);
 }
 
 static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
@@ -282,14 +303,17 @@ static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
         if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", number);
         number++;
     }
-    // A token neither made of bytes nor added can never result from a text: the vocabulary is of another kind.
+    // A token neither made of bytes nor added can never result from a text: the vocabulary is of
+    // another kind.
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
         if (k->known && !k->ordinary && !k->added)
             return error_set(err,
-                             "model.vocab: \"%s\" (token %d) is not spelled in GPT-2's alphabet of bytes: expected a "
+                             "model.vocab: \"%s\" (token %d) is not spelled in GPT-2's alphabet of "
+                             "bytes: expected a "
                              "byte-level vocabulary",
-                             vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), i);
+                             vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown),
+                             i);
     }
     return true;
 }
@@ -297,14 +321,16 @@ static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
 // {"type": "NFC"} is left to the user.
 static bool read_normalizer(Tokenizer *t, const cJSON *root, Error *err) {
     const cJSON *step, *type = NULL;
-    if (!json_find(root, "normalizer", &step, err) || (cJSON_IsObject(step) && !json_find(step, "type", &type, err)))
+    if (!json_find(root, "normalizer", &step, err) ||
+        (cJSON_IsObject(step) && !json_find(step, "type", &type, err)))
         return false;
     t->expects_nfc = is_json_text(type, "NFC");
     return t->expects_nfc || check_off(root, "", "normalizer", err);
 }
 
 // ByteLevel adds no token. A TemplateProcessing may put one special token before the text ("A"):
-//   "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+//   "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id":
+//   "A", "type_id": 0}}]
 static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, Error *err) {
     const cJSON *type, *single, *token;
     const char *text;
@@ -315,13 +341,16 @@ static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, E
                (check_types(step, "", step_types, err) || error_prefix(err, "%s", where));
     if (!json_get_array(step, "single", 2, &single, err)) return error_prefix(err, "%s", where);
     const cJSON *before = single->child, *sequence = before->next;
-    if (!cJSON_IsObject(before) || !cJSON_IsObject(sequence) || !cJSON_HasObjectItem(sequence, "Sequence"))
+    if (!cJSON_IsObject(before) || !cJSON_IsObject(sequence) ||
+        !cJSON_HasObjectItem(sequence, "Sequence"))
         return error_set(err, "%s.single: expected a special token and then the text", where);
-    if (!json_get_object(before, "SpecialToken", &token, err) || !json_get_string(token, "id", &text, err))
+    if (!json_get_object(before, "SpecialToken", &token, err) ||
+        !json_get_string(token, "id", &text, err))
         return error_prefix(err, "%s.single[0]", where);
     if (t->begin >= 0) return error_set(err, "%s: a second TemplateProcessing", where);
     t->begin = vocabulary_find_special(t, text);
-    if (t->begin < 0) return error_set(err, "%s.single[0]: \"%.40s\" is not a special token", where, text);
+    if (t->begin < 0)
+        return error_set(err, "%s.single[0]: \"%.40s\" is not a special token", where, text);
     return true;
 }
 
@@ -337,7 +366,8 @@ static bool read_post_processor(Tokenizer *t, const cJSON *root, Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------- vocab.json and merges.txt
+// -------------------------------------------------------------------------------------------
+// vocab.json and merges.txt
 
 static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
     if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
@@ -367,7 +397,8 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
     return ok;
 }
 
-// --------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 // JSON strings may hold a NUL, C strings may not: "a\u0000b" would be read as "a".
 static bool has_nul(const char *text, size_t n) {
@@ -394,19 +425,23 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     bool ok;
     if (model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
-        ok = json_get_object(root, "model", &model, err) && check_root(root, err) && read_normalizer(t, root, err) &&
-             check_off(root, "", "truncation", err) && check_off(root, "", "padding", err) &&
-             read_pre_tokenizer(t, root, err) && read_model(t, model, err) && read_added_tokens(t, root, err) &&
+        ok = json_get_object(root, "model", &model, err) && check_root(root, err) &&
+             read_normalizer(t, root, err) && check_off(root, "", "truncation", err) &&
+             check_off(root, "", "padding", err) && read_pre_tokenizer(t, root, err) &&
+             read_model(t, model, err) && read_added_tokens(t, root, err) &&
              read_post_processor(t, root, err);
         if (ok && (!vocabulary_finish(t, err) || !vocabulary_check_merges(t, err)))
             ok = error_prefix(err, "model.vocab");
         if (!ok) error_prefix(err, "%s", path);
-    } else if (cJSON_IsNumber(root->child) && !cJSON_GetObjectItemCaseSensitive(root, "model_type")) {
+    } else if (cJSON_IsNumber(root->child) &&
+               !cJSON_GetObjectItemCaseSensitive(root, "model_type")) {
         ok = read_vocab_json(t, path, root, err);
     } else {
-        const char *kind = "a JSON file without \"model\" (tokenizer.json) and without numbered tokens (vocab.json)";
+        const char *kind = "a JSON file without \"model\" (tokenizer.json) and without numbered "
+                           "tokens (vocab.json)";
         if (cJSON_HasObjectItem(root, "weight_map")) kind = "the index of sharded weights";
-        if (cJSON_HasObjectItem(root, "tokenizer_class")) kind = "a tokenizer_config.json, which has no vocabulary";
+        if (cJSON_HasObjectItem(root, "tokenizer_class"))
+            kind = "a tokenizer_config.json, which has no vocabulary";
         if (cJSON_HasObjectItem(root, "model_type") || cJSON_HasObjectItem(root, "n_embd"))
             kind = "a model's config.json";
         ok = error_set(err, "%s: not a tokenizer but %s", path, kind);
@@ -417,7 +452,8 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 // The contents of a JSON string.
 static void put_escaped(FILE *out, const char *bytes, size_t n) {
@@ -431,7 +467,8 @@ static void put_escaped(FILE *out, const char *bytes, size_t n) {
     }
 }
 
-// A token as spelled in the vocabulary: in the alphabet of bytes, or as it is if it is not made of bytes.
+// A token as spelled in the vocabulary: in the alphabet of bytes, or as it is if it is not made of
+// bytes.
 static void put_token(FILE *out, const Tokenizer *t, int32_t token) {
     const Token *k = &t->tokens[token];
     char spelled[2 * MAX_TOKEN_BYTES];
@@ -441,15 +478,16 @@ static void put_token(FILE *out, const Tokenizer *t, int32_t token) {
         put_escaped(out, t->bytes + k->offset, k->length);
 }
 
-// ------------------------------------------------------------------------------------------------------------- merges
+// -------------------------------------------------------------------------------------------------
+// merges
 
 static int compare_rules(const void *a, const void *b) {
     const MergeRule *x = a, *y = b;
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-// The merges in order, malloced. A vocabulary of ranks has at most one for each token; *unreachable: some token is not
-// made by merging its bytes, only found as a whole piece.
+// The merges in order, malloced. A vocabulary of ranks has at most one for each token;
+// *unreachable: some token is not made by merging its bytes, only found as a whole piece.
 static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unreachable) {
     const int64_t most = t->by_rank ? t->count : t->merges.count;
     MergeRule *rules = malloc(((size_t)most + 1) * sizeof *rules);
@@ -466,16 +504,18 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
         const Token *k = &t->tokens[i];
         int32_t parts[MAX_TOKEN_BYTES];
         if (!k->ordinary || k->length < 2) continue;
-        // The merge that makes the token: of the two parts that remain when its bytes are merged by the rules before
-        // it. If more remain, merging passes the token over, alone; in a longer piece, later rules may still leave two
-        // parts of it. No other two parts are ever left: inside a token, merges come in the order of its bytes alone.
+        // The merge that makes the token: of the two parts that remain when its bytes are merged by
+        // the rules before it. If more remain, merging passes the token over, alone; in a longer
+        // piece, later rules may still leave two parts of it. No other two parts are ever left:
+        // inside a token, merges come in the order of its bytes alone.
         int64_t n = vocabulary_merge_bytes(t, i, (uint32_t)i, parts);
         if (n != 2) {
             *unreachable = true;
             n = merge_tokens(&t->merges, parts, n, UINT32_MAX, 2);
         }
         if (n != 2) continue;
-        rules[(*count)++] = (MergeRule){.pair = merge_pair(parts[0], parts[1]), .rank = (uint32_t)i, .merged = i};
+        rules[(*count)++] =
+            (MergeRule){.pair = merge_pair(parts[0], parts[1]), .rank = (uint32_t)i, .merged = i};
     }
     return rules;
 }
@@ -498,21 +538,25 @@ static void put_pre_tokenizer(FILE *out, Pattern pattern) {
 }
 
 static void put_post_processor(FILE *out, const Tokenizer *t) {
-    static const char byte_level[] =
-        "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": false, \"use_regex\": true}";
+    static const char byte_level[] = "{\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
+                                     "\"trim_offsets\": false, \"use_regex\": true}";
     if (t->begin < 0) {
         fputs(byte_level, out);
         return;
     }
     const Token *begin = &t->tokens[t->begin];
     const char *spelled = t->bytes + begin->offset;
-    fprintf(out, "{\"type\": \"Sequence\", \"processors\": [\n    %s,\n    {\"type\": \"TemplateProcessing\", ",
+    fprintf(out,
+            "{\"type\": \"Sequence\", \"processors\": [\n    %s,\n    {\"type\": "
+            "\"TemplateProcessing\", ",
             byte_level);
     fputs("\"single\": [{\"SpecialToken\": {\"id\": \"", out);
     put_escaped(out, spelled, begin->length);
-    fputs("\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}],\n     \"pair\": [{\"Sequence\": "
+    fputs("\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}],\n     \"pair\": "
+          "[{\"Sequence\": "
           "{\"id\": "
-          "\"A\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}],\n     \"special_tokens\": {\"",
+          "\"A\", \"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}],\n     "
+          "\"special_tokens\": {\"",
           out);
     put_escaped(out, spelled, begin->length);
     fputs("\": {\"id\": \"", out);
@@ -529,7 +573,9 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
     static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
     char *text;
     FILE *out = text_open(&text, bytes);
-    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  \"added_tokens\": [", out);
+    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
+          "\"added_tokens\": [",
+          out);
     const char *separator = "\n";
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
@@ -537,26 +583,31 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
         fprintf(out, "%s    {\"id\": %d, \"content\": \"", separator, i);
         put_escaped(out, t->bytes + k->offset, k->length);
         fprintf(out,
-                "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": %s, \"special\": "
+                "\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, \"normalized\": "
+                "%s, \"special\": "
                 "%s}",
                 truth[k->normalized], truth[k->special]);
         separator = ",\n";
     }
-    fprintf(out, "\n  ],\n  \"normalizer\": %s,\n  \"pre_tokenizer\": {\"type\": \"", normalizers[t->expects_nfc]);
+    fprintf(out, "\n  ],\n  \"normalizer\": %s,\n  \"pre_tokenizer\": {\"type\": \"",
+            normalizers[t->expects_nfc]);
     put_pre_tokenizer(out, t->pattern);
     fputs("},\n"
           "  \"post_processor\": ",
           out);
     put_post_processor(out, t);
-    fputs(",\n"
-          "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": true, "
-          "\"use_regex\": true},\n"
-          "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-          "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
-          "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n",
-          out);
+    fputs(
+        ",\n"
+        "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, \"trim_offsets\": "
+        "true, "
+        "\"use_regex\": true},\n"
+        "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
+        "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
+        "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n",
+        out);
     // Only if needed: tokenizers before 0.19 does not read a file that has it.
-    if (unreachable || (t->whole_pieces && !t->by_rank)) fputs("    \"ignore_merges\": true,\n", out);
+    if (unreachable || (t->whole_pieces && !t->by_rank))
+        fputs("    \"ignore_merges\": true,\n", out);
     fputs("    \"vocab\": {", out);
     for (int32_t i = 0; i < t->count; i++) {
         fprintf(out, "%s\n      \"", i > 0 ? "," : "");

@@ -14,11 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// ------------------------------------------------------------------------------------------------------------ settings
+// -------------------------------------------------------------------------------------------------
+// settings
 
-// The files that transformers reads next to a tokenizer.json or vocab.json. What they say must be what the tokenizer
-// does: a token that it does not have, and a setting that would give other tokens, are refused by name. Nothing is
-// taken from them.
+// The files that transformers reads next to a tokenizer.json or vocab.json. What they say must be
+// what the tokenizer does: a token that it does not have, and a setting that would give other
+// tokens, are refused by name. Nothing is taken from them.
 static const size_t MAX_SETTINGS_BYTES = (size_t)16 << 20;
 
 // number -1: any.
@@ -32,7 +33,8 @@ static bool check_token(const Tokenizer *t, const char *text, int64_t number, Er
     }
     vocabulary_show(text, length, shown, sizeof shown);
     if (number >= 0)
-        return error_set(err, "\"%s\" has number %lld, but not in the vocabulary", shown, (long long)number);
+        return error_set(err, "\"%s\" has number %lld, but not in the vocabulary", shown,
+                         (long long)number);
     return error_set(err, "\"%s\" is not in the vocabulary", shown);
 }
 
@@ -57,7 +59,8 @@ static bool check_named(const Tokenizer *t, const cJSON *item, int64_t number, E
             !check_off_flag(item, "single_word", err))
             return false;
     }
-    if (text && !check_token(t, text, number, err)) return error_set(err, "%s; %s", err->text, save_again);
+    if (text && !check_token(t, text, number, err))
+        return error_set(err, "%s; %s", err->text, save_again);
     return true;
 }
 
@@ -84,13 +87,15 @@ static bool check_tokenizer_config(const Tokenizer *t, const cJSON *root, Error 
                                       "do_lower_case",    "split_special_tokens", NULL};
     const cJSON *item, *added = cJSON_GetObjectItemCaseSensitive(root, "added_tokens_decoder");
     for (int i = 0; off[i]; i++) {
-        const bool is_template = t->begin >= 0 && strcmp(off[i], "add_bos_token") == 0; // says what the template does
+        // says what the template does
+        const bool is_template = t->begin >= 0 && strcmp(off[i], "add_bos_token") == 0;
         if (!is_template && !check_off_flag(root, off[i], err)) return false;
     }
     cJSON_ArrayForEach(item, added) {
         char *end;
         const long number = strtol(item->string, &end, 10);
-        if (*end || !check_named(t, item, number, err)) return error_prefix(err, "added_tokens_decoder");
+        if (*end || !check_named(t, item, number, err))
+            return error_prefix(err, "added_tokens_decoder");
     }
     return check_special(t, root, err);
 }
@@ -100,8 +105,10 @@ static bool check_added(const Tokenizer *t, const cJSON *root, Error *err) {
     const cJSON *item;
     cJSON_ArrayForEach(item, root) {
         int64_t number;
-        if (!json_int_value(item, 0, INT32_MAX, &number)) return error_set(err, "its values are not all numbers");
-        if (!check_token(t, item->string, number, err)) return error_set(err, "%s; %s", err->text, save_again);
+        if (!json_int_value(item, 0, INT32_MAX, &number))
+            return error_set(err, "its values are not all numbers");
+        if (!check_token(t, item->string, number, err))
+            return error_set(err, "%s; %s", err->text, save_again);
     }
     return true;
 }
@@ -128,7 +135,8 @@ static bool check_settings(const Tokenizer *t, const char *path, Error *err) {
     return ok;
 }
 
-// --------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 static Tokenizer *open_file(const char *path, Error *err) {
     int64_t size;
@@ -136,7 +144,8 @@ static Tokenizer *open_file(const char *path, Error *err) {
     uint32_t magic = 0;
     const int fd = file_open(path, &size, err);
     if (fd < 0) return NULL;
-    const bool is_llmc = size >= (int64_t)sizeof magic && file_read_at(fd, path, 0, &magic, sizeof magic, NULL) &&
+    const bool is_llmc = size >= (int64_t)sizeof magic &&
+                         file_read_at(fd, path, 0, &magic, sizeof magic, NULL) &&
                          magic == LLMC_TOKENIZER_MAGIC;
     // Names the kind of file before any complaint about its size: weights are large.
     const bool ok = is_llmc || foreign_file_check_open("a tokenizer", path, fd, true, err);
@@ -179,7 +188,8 @@ Tokenizer *tokenizer_open(const char *path, Error *err) {
     Tokenizer *t = file ? open_file(file, err) : NULL;
     if (!file)
         error_set(err,
-                  "%s: no tokenizer in this directory, expected tokenizer.json, or vocab.json and merges.txt, or "
+                  "%s: no tokenizer in this directory, expected tokenizer.json, or vocab.json and "
+                  "merges.txt, or "
                   "encoder.json and vocab.bpe",
                   path);
     free(file);

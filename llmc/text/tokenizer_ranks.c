@@ -11,7 +11,8 @@ enum { LLMC_HEADER_BYTES = 1024, GPT2_EOT = 50256, P50K_RANKS = 50280 };
 
 static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *err) {
     const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
-    if (same >= 0) ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
+    if (same >= 0)
+        ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
     ok = ok && vocabulary_finish(t, err);
     t->whole_pieces = t->by_rank = true;
     // All merges: any two tokens that together make a token, lowest first.
@@ -30,7 +31,8 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
     return NULL;
 }
 
-// ------------------------------------------------------------------------------------------------- tiktoken rank files
+// -------------------------------------------------------------------------------------------------
+// tiktoken rank files
 
 // n characters, a multiple of four, padded with "="; out has space for 3 n / 4. -1: not base64.
 static int base64_decode(const char *text, size_t n, char *out) {
@@ -57,7 +59,8 @@ static bool read_rank(Tokenizer *t, const char *line, size_t n, Error *err) {
     char bytes[MAX_TOKEN_BYTES + 4], shown[64];
     const char *space = memchr(line, ' ', n);
     const size_t encoded = space ? (size_t)(space - line) : n;
-    if (encoded > MAX_TOKEN_BYTES / 3 * 4) return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
+    if (encoded > MAX_TOKEN_BYTES / 3 * 4)
+        return error_set(err, "longer than a token of %d bytes", MAX_TOKEN_BYTES);
     int length = -1;
     char *end = NULL;
     int64_t rank = 0;
@@ -85,14 +88,16 @@ static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err
     const char *line;
     size_t at = 0, length;
     for (unsigned number = 1; vocabulary_line(text, n, &at, &line, &length); number++)
-        if (length > 0 && !read_rank(t, line, length, err)) return error_prefix(err, "line %u", number);
+        if (length > 0 && !read_rank(t, line, length, err))
+            return error_prefix(err, "line %u", number);
 
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (t->ordinary_count == others[i].ranks)
-            return error_set(err,
-                             "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
-                             "p50k_base, or ranks of your own",
-                             (long long)t->ordinary_count, others[i].name);
+            return error_set(
+                err,
+                "%lld ranks: this is %s, whose pattern is not GPT-2's; expected gpt2, r50k_base or "
+                "p50k_base, or ranks of your own",
+                (long long)t->ordinary_count, others[i].name);
     if (t->count <= 0) return error_set(err, "empty, expected a tokenizer");
     return true;
 }
@@ -100,19 +105,22 @@ static bool read_rank_lines(Tokenizer *t, const char *text, size_t n, Error *err
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err) {
     Tokenizer *t = vocabulary_new("byte-level BPE of %s", path);
     bool ok = read_rank_lines(t, text, bytes, err);
-    // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after the last rank.
+    // p50k_base keeps GPT-2's end-of-text and continues after it; otherwise it is the number after
+    // the last rank.
     int64_t eot = t->count;
     if (ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known) eot = GPT2_EOT;
     ok = ok && vocabulary_add_added(t, eot, END_OF_TEXT, true, false, err);
     return finish_ranks(t, path, ok, err);
 }
 
-// -------------------------------------------------------------------------------------------------------------- llm.c
+// -------------------------------------------------------------------------------------------------
+// llm.c
 
 static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
     uint32_t header[4];
     if (n < LLMC_HEADER_BYTES)
-        return error_set(err, "%zu bytes, expected a header of %d: truncated", n, LLMC_HEADER_BYTES);
+        return error_set(err, "%zu bytes, expected a header of %d: truncated", n,
+                         LLMC_HEADER_BYTES);
 
     memcpy(header, text, sizeof header);
     if (header[1] != 1 && header[1] != 2)
@@ -123,17 +131,18 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
     if (header[1] != 1) eot = header[3]; // version 1 has no field for it: always GPT-2's
 
     if (tokens < 257 || tokens > MAX_TOKENS)
-        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)tokens, MAX_TOKENS);
+        return error_set(err, "header: %lld tokens, expected 257 to %d", (long long)tokens,
+                         MAX_TOKENS);
     if (eot >= tokens)
-        return error_set(err, "header: end-of-text is %lld, expected a number below %lld", (long long)eot,
-                         (long long)tokens);
+        return error_set(err, "header: end-of-text is %lld, expected a number below %lld",
+                         (long long)eot, (long long)tokens);
 
     size_t at = LLMC_HEADER_BYTES;
     for (int64_t i = 0; i < tokens; i++) {
         const size_t length = at < n ? (unsigned char)text[at] : 0;
         if (at >= n || length > n - at - 1)
-            return error_set(err, "token %lld of %lld at byte %zu: the file ends there", (long long)i,
-                             (long long)tokens, at);
+            return error_set(err, "token %lld of %lld at byte %zu: the file ends there",
+                             (long long)i, (long long)tokens, at);
 
         // The file may spell end-of-text in any way: it never results from a text.
         bool ok;
@@ -145,7 +154,8 @@ static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *er
         at += 1 + length;
     }
 
-    if (at != n) return error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
+    if (at != n)
+        return error_set(err, "%zu bytes after the last of %lld tokens", n - at, (long long)tokens);
     return true;
 }
 

@@ -45,7 +45,8 @@ bool vocabulary_line(const char *text, size_t n, size_t *at, const char **line, 
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------- bytes -> token
+// -------------------------------------------------------------------------------------------------
+// bytes -> token
 
 static uint64_t spelling_slot(const Tokenizer *t, const char *bytes, size_t length) {
     return XXH3_64bits(bytes, length) & (uint64_t)(t->by_bytes_capacity - 1);
@@ -53,11 +54,13 @@ static uint64_t spelling_slot(const Tokenizer *t, const char *bytes, size_t leng
 
 int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length) {
     if (t->by_bytes_capacity == 0 || length > MAX_TOKEN_BYTES) return -1;
-    for (uint64_t i = spelling_slot(t, bytes, length);; i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1)) {
+    for (uint64_t i = spelling_slot(t, bytes, length);;
+         i = (i + 1) & (uint64_t)(t->by_bytes_capacity - 1)) {
         int32_t token = t->by_bytes[i];
         if (token < 0) return -1;
         const Token *known = &t->tokens[token];
-        if (known->length == length && memcmp(t->bytes + known->offset, bytes, length) == 0) return token;
+        if (known->length == length && memcmp(t->bytes + known->offset, bytes, length) == 0)
+            return token;
     }
 }
 
@@ -68,28 +71,36 @@ static void index_token(Tokenizer *t, int32_t token) {
     t->by_bytes[i] = token;
 }
 
-// ------------------------------------------------------------------------------------------------------------- tokens
+// -------------------------------------------------------------------------------------------------
+// tokens
 
-static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
+static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length,
+                      bool ordinary, Error *err) {
     const int32_t same = ordinary ? vocabulary_find(t, bytes, length) : -1;
     bool taken = number >= 0 && number < t->count && t->tokens[number].known;
-    if (number >= 0 && number < MAX_TOKENS && length > 0 && length <= MAX_TOKEN_BYTES && !taken && same < 0)
+    if (number >= 0 && number < MAX_TOKENS && length > 0 && length <= MAX_TOKEN_BYTES && !taken &&
+        same < 0)
         return true;
     char shown[SHOWN], other[SHOWN];
     vocabulary_show(bytes, length, shown, sizeof shown);
     if (number < 0 || number >= MAX_TOKENS)
-        return error_set(err, "\"%s\" has number %lld, expected 0 to %d", shown, (long long)number, MAX_TOKENS - 1);
+        return error_set(err, "\"%s\" has number %lld, expected 0 to %d", shown, (long long)number,
+                         MAX_TOKENS - 1);
     if (length == 0) return error_set(err, "token %lld is empty", (long long)number);
     if (length > MAX_TOKEN_BYTES)
-        return error_set(err, "token %lld (\"%.20s...\") has %zu bytes, expected at most %d", (long long)number, shown,
-                         length, MAX_TOKEN_BYTES);
-    if (same >= 0) return error_set(err, "\"%s\" is both token %d and token %lld", shown, same, (long long)number);
+        return error_set(err, "token %lld (\"%.20s...\") has %zu bytes, expected at most %d",
+                         (long long)number, shown, length, MAX_TOKEN_BYTES);
+    if (same >= 0)
+        return error_set(err, "\"%s\" is both token %d and token %lld", shown, same,
+                         (long long)number);
     const Token *k = &t->tokens[number];
     return error_set(err, "\"%s\" and \"%s\" both have number %lld",
-                     vocabulary_show(t->bytes + k->offset, k->length, other, sizeof other), shown, (long long)number);
+                     vocabulary_show(t->bytes + k->offset, k->length, other, sizeof other), shown,
+                     (long long)number);
 }
 
-bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err) {
+bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary,
+                    Error *err) {
     if (!check_new(t, number, bytes, length, ordinary, err)) return false;
     if (number >= t->token_capacity) {
         // Pages of zeros that are not touched cost nothing: a file may name a far number.
@@ -102,15 +113,17 @@ bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t leng
     }
     t->bytes = memory_grow(t->bytes, &t->byte_capacity, t->byte_count + (int64_t)length, 1);
     if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity) { // the hash table grows
-        t->by_bytes = memory_grow(t->by_bytes, &t->by_bytes_capacity, max_i64(2 * t->by_bytes_capacity, 1024),
-                                  sizeof *t->by_bytes);
+        t->by_bytes = memory_grow(t->by_bytes, &t->by_bytes_capacity,
+                                  max_i64(2 * t->by_bytes_capacity, 1024), sizeof *t->by_bytes);
         memset(t->by_bytes, 0xFF, (size_t)t->by_bytes_capacity * sizeof *t->by_bytes);
         for (int32_t i = 0; i < t->count; i++)
             if (t->tokens[i].ordinary) index_token(t, i);
     }
     memcpy(t->bytes + t->byte_count, bytes, length);
-    t->tokens[number] =
-        (Token){.offset = (size_t)t->byte_count, .length = (uint32_t)length, .known = true, .ordinary = ordinary};
+    t->tokens[number] = (Token){.offset = (size_t)t->byte_count,
+                                .length = (uint32_t)length,
+                                .known = true,
+                                .ordinary = ordinary};
     t->byte_count += (int64_t)length;
     if (number >= t->count) t->count = (int32_t)number + 1;
     if (!ordinary) return true;
@@ -119,13 +132,15 @@ bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t leng
     return true;
 }
 
-bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool special, bool normalized, Error *err) {
+bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool special,
+                          bool normalized, Error *err) {
     size_t length = strlen(text);
     bool known = number >= 0 && number < t->count && t->tokens[number].known;
     if (known) {
         const Token *k = &t->tokens[number];
         if (k->length != length || memcmp(t->bytes + k->offset, text, length) != 0 || k->added)
-            return check_new(t, number, text, length, false, err); // names the two that have this number
+            return check_new(t, number, text, length, false,
+                             err); // names the two that have this number
     } else if (!vocabulary_add(t, number, text, length, false, err)) {
         return false;
     }
@@ -141,12 +156,14 @@ int32_t vocabulary_find_special(const Tokenizer *t, const char *text) {
     const size_t length = strlen(text);
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
-        if (k->special && k->length == length && memcmp(t->bytes + k->offset, text, length) == 0) return i;
+        if (k->special && k->length == length && memcmp(t->bytes + k->offset, text, length) == 0)
+            return i;
     }
     return -1;
 }
 
-// ------------------------------------------------------------------------------------------------------------- merges
+// -------------------------------------------------------------------------------------------------
+// merges
 
 bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err) {
     const Token *a = &t->tokens[left], *b = &t->tokens[right];
@@ -165,16 +182,20 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- completion
+// -------------------------------------------------------------------------------------------------
+// completion
 
-int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below, int32_t parts[MAX_TOKEN_BYTES]) {
+int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below,
+                               int32_t parts[MAX_TOKEN_BYTES]) {
     const Token *k = &t->tokens[token];
-    for (uint32_t i = 0; i < k->length; i++) parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
+    for (uint32_t i = 0; i < k->length; i++)
+        parts[i] = t->byte_tokens[(unsigned char)t->bytes[k->offset + i]];
     return merge_tokens(&t->merges, parts, k->length, below, 1);
 }
 
 bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
-    uint32_t *rank = memory_new(t->count + 1, sizeof *rank); // of the first merge that makes a token
+    // of the first merge that makes a token
+    uint32_t *rank = memory_new(t->count + 1, sizeof *rank);
     for (int32_t i = 0; i <= t->count; i++) rank[i] = UINT32_MAX;
     for (int64_t i = 0; i < t->merges.capacity; i++) {
         const MergeRule *m = &t->merges.slots[i];
@@ -186,13 +207,15 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         const Token *k = &t->tokens[i];
         const char *spelled = t->bytes + k->offset, last = spelled[k->length - 1];
         // <s>, [PAD]: a vocab.json does not mark them as special.
-        const bool is_special = (*spelled == '<' && last == '>') || (*spelled == '[' && last == ']');
-        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): all count + 1 are set above
+        const bool is_special =
+            (*spelled == '<' && last == '>') || (*spelled == '[' && last == ']');
+        // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult): all count + 1 are set
+        // above
         const bool made = rank[i] < UINT32_MAX;
         if (rank[i] < below) below = rank[i];
         if (made || !k->ordinary || k->added || k->length == 1 || is_special) continue;
-        // If the merges of the tokens before it leave two parts, one more would make it; else only a whole piece
-        // becomes it.
+        // If the merges of the tokens before it leave two parts, one more would make it; else only
+        // a whole piece becomes it.
         int32_t parts[MAX_TOKEN_BYTES];
         if (t->whole_pieces && vocabulary_merge_bytes(t, i, below, parts) != 2) continue;
         missing++;
@@ -202,11 +225,12 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
     if (missing == 0) return true;
     char shown[SHOWN];
     const Token *k = &t->tokens[first];
-    return error_set(
-        err,
-        "no merge makes %d of the %d tokens, such as \"%s\" (token %d): the merges are truncated, or belong "
-        "to another vocabulary",
-        missing, t->count, vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), first);
+    return error_set(err,
+                     "no merge makes %d of the %d tokens, such as \"%s\" (token %d): the merges "
+                     "are truncated, or belong "
+                     "to another vocabulary",
+                     missing, t->count,
+                     vocabulary_show(t->bytes + k->offset, k->length, shown, sizeof shown), first);
 }
 
 static void index_added(Tokenizer *t) {
@@ -216,13 +240,16 @@ static void index_added(Tokenizer *t) {
             int64_t n = 0;
             for (int32_t i = 0; i < t->count; i++) {
                 const Token *k = &t->tokens[i];
-                if (!k->added || k->normalized != (pass == ADDED_NORMALIZED) || (k->special && !with_special)) continue;
+                if (!k->added || k->normalized != (pass == ADDED_NORMALIZED) ||
+                    (k->special && !with_special))
+                    continue;
                 list[n++] = (Spelling){t->bytes + k->offset, (int32_t)k->length, i};
             }
             t->added[pass][with_special] = spellings_new(list, n);
         }
     free(list);
-    t->all_added_special = !t->added[ADDED_NOT_NORMALIZED][false] && !t->added[ADDED_NORMALIZED][false];
+    t->all_added_special =
+        !t->added[ADDED_NOT_NORMALIZED][false] && !t->added[ADDED_NORMALIZED][false];
 }
 
 bool vocabulary_finish(Tokenizer *t, Error *err) {
@@ -235,12 +262,14 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
     if (t->eot < 0) t->eot = vocabulary_find_special(t, "</s>");            // BLOOM's
     for (int32_t i = 0; i < t->count; i++)
         if (!t->tokens[i].known)
-            return error_set(err, "no token has number %d, expected each of 0 to %d once", i, t->count - 1);
+            return error_set(err, "no token has number %d, expected each of 0 to %d once", i,
+                             t->count - 1);
     for (int byte = 0; byte < 256; byte++) {
         t->byte_tokens[byte] = vocabulary_find(t, &(char){(char)byte}, 1);
         if (t->byte_tokens[byte] < 0)
-            return error_set(err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
-                             (unsigned)byte);
+            return error_set(
+                err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
+                (unsigned)byte);
     }
     index_added(t);
     t->char_table = char_kinds_table(err);

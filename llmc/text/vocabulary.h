@@ -1,5 +1,5 @@
-// The parts of a Tokenizer: its tokens, merges and table of characters, and the steps in which a reader of some format
-// builds them. Every step checks its input, because it comes from a file.
+// The parts of a Tokenizer: its tokens, merges and table of characters, and the steps in which a
+// reader of some format builds them. Every step checks its input, because it comes from a file.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/text/merges.h"
@@ -10,7 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Bounds on what a file may claim. The largest vocabulary in use has 262,144 tokens, GPT-2's longest token 128 bytes.
+// Bounds on what a file may claim. The largest vocabulary in use has 262,144 tokens, GPT-2's
+// longest token 128 bytes.
 enum { MAX_TOKENS = 1 << 20, MAX_TOKEN_BYTES = SPELLING_MAX_BYTES };
 // The largest tokenizer.json in use has 33 MB; one of MAX_TOKENS, trained on Chinese, may have 90.
 enum { MAX_TOKENIZER_BYTES = 128 << 20 };
@@ -27,8 +28,8 @@ typedef struct {
     bool normalized; // added: looked for after those that are not, as Hugging Face does
 } Token;
 
-// The order in which added tokens are looked for: first those with "normalized": false, then the others. There is no
-// normalizer, but where two overlap, this order is Hugging Face's.
+// The order in which added tokens are looked for: first those with "normalized": false, then the
+// others. There is no normalizer, but where two overlap, this order is Hugging Face's.
 typedef enum { ADDED_NOT_NORMALIZED, ADDED_NORMALIZED, NUM_ADDED_PASSES } AddedPass;
 
 typedef struct Tokenizer {
@@ -42,10 +43,10 @@ typedef struct Tokenizer {
     int64_t by_bytes_capacity, ordinary_count;
     int32_t byte_tokens[256];
     MergeTable merges;
-    bool whole_pieces;                     // a piece that is a token becomes it, whatever the merges say
-    bool by_rank;                          // the numbers are ranks, and the merges follow from them
-    bool expects_nfc;                      // tokenizer_expects_nfc
-    int32_t eot, begin;                    // -1: none. begin: a template puts it before every text
+    bool whole_pieces;  // a piece that is a token becomes it, whatever the merges say
+    bool by_rank;       // the numbers are ranks, and the merges follow from them
+    bool expects_nfc;   // tokenizer_expects_nfc
+    int32_t eot, begin; // -1: none. begin: a template puts it before every text
     Spellings *added[NUM_ADDED_PASSES][2]; // of each pass; [1]: also of special tokens
     bool all_added_special;
     Pattern pattern;     // cuts texts into pieces
@@ -55,12 +56,14 @@ typedef struct Tokenizer {
 // A tokenizer without tokens, for tokenizer_free. name: a format, "byte-level BPE of %s".
 Tokenizer *vocabulary_new(const char *name, ...) __attribute__((format(printf, 1, 2)));
 
-// Adds a token. Refuses numbers out of range or taken, a spelling that is empty, too long, or that of another ordinary
-// token.
-bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary, Error *err);
+// Adds a token. Refuses numbers out of range or taken, a spelling that is empty, too long, or that
+// of another ordinary token.
+bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary,
+                    Error *err);
 
 // Makes a known token, or a new number, an added one.
-bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool special, bool normalized, Error *err);
+bool vocabulary_add_added(Tokenizer *t, int64_t number, const char *text, bool special,
+                          bool normalized, Error *err);
 
 // The special token with this spelling, -1 if there is none.
 int32_t vocabulary_find_special(const Tokenizer *t, const char *text);
@@ -68,17 +71,20 @@ int32_t vocabulary_find_special(const Tokenizer *t, const char *text);
 // The ordinary token of these bytes, -1 if there is none.
 int32_t vocabulary_find(const Tokenizer *t, const char *bytes, size_t length);
 
-// left + right -> the token of both their bytes. Refuses a pair that is there already and a result that is no token.
+// left + right -> the token of both their bytes. Refuses a pair that is there already and a result
+// that is no token.
 bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err);
 
-// Every token of several bytes must be the result of a merge, unless it is a special one: where merges are missing,
-// texts become other tokens.
+// Every token of several bytes must be the result of a merge, unless it is a special one: where
+// merges are missing, texts become other tokens.
 bool vocabulary_check_merges(const Tokenizer *t, Error *err);
 
 // Merges the bytes of a token by the rules of rank < below; returns how many parts are left of it.
-int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below, int32_t parts[MAX_TOKEN_BYTES]);
+int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below,
+                               int32_t parts[MAX_TOKEN_BYTES]);
 
-// Checks the whole (no number is free, every byte has a token) and builds the tables for encoding. Last step.
+// Checks the whole (no number is free, every byte has a token) and builds the tables for encoding.
+// Last step.
 bool vocabulary_finish(Tokenizer *t, Error *err);
 
 // Spelling for messages: what is not printable ASCII as \xNN, cut to the buffer. Returns buf.

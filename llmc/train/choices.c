@@ -1,9 +1,10 @@
-// Multiple choice, see choices.h. Owns the bytes of every file; an unchecked record is never handed out.
+// Multiple choice, see choices.h. Owns the bytes of every file; an unchecked record is never handed
+// out.
 //
-// Every completion is a sequence of its own, with context and completion in one window; only the losses of
-// the completion count. Sequences are sorted by length, so that a batch is little longer than its
-// sequences. The length is rounded up to one of a few, so that matmuls of few shapes are planned. Both
-// depend only on the sequence, not on the batch.
+// Every completion is a sequence of its own, with context and completion in one window; only the
+// losses of the completion count. Sequences are sorted by length, so that a batch is little longer
+// than its sequences. The length is rounded up to one of a few, so that matmuls of few shapes are
+// planned. Both depend only on the sequence, not on the batch.
 #include "llmc/train/choices.h"
 
 #include "llmc/base/arithmetic.h"
@@ -23,11 +24,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ----------------------------------------------------------------------------------------------------------- the files
+// -------------------------------------------------------------------------------------------------
+// the files
 
 enum { HEADER_BYTES = 4 * CHOICES_HEADER_INTS };
-// Words of a record before the context's tokens, and the min words of a record: context and completions of one token.
-enum { W_BEGIN, W_BYTES, W_INDEX, W_LABEL, W_COMPLETIONS, W_CONTEXT, RECORD_HEAD, MIN_RECORD = RECORD_HEAD + 5 };
+// Words of a record before the context's tokens, and the min words of a record: context and
+// completions of one token.
+enum {
+    W_BEGIN,
+    W_BYTES,
+    W_INDEX,
+    W_LABEL,
+    W_COMPLETIONS,
+    W_CONTEXT,
+    RECORD_HEAD,
+    MIN_RECORD = RECORD_HEAD + 5
+};
 // Far above any benchmark (HellaSwag has 4 MB), far below the memory of any machine.
 enum { MAX_BYTES = 1 << 30 };
 
@@ -56,7 +68,8 @@ ChoiceExample choices_example(const ChoiceSet *set, int64_t i) {
     return e;
 }
 
-// ------------------------------------------------------------------------------------------------------------ checking
+// -------------------------------------------------------------------------------------------------
+// checking
 
 // The beginning of a message: the file and the example.
 typedef struct {
@@ -65,29 +78,32 @@ typedef struct {
     Error *err;
 } ChoicePlace;
 
-#define WRONG(place, format, ...)                                                                                      \
-    error_set((place)->err, "%s: example %lld: " format, (place)->path, (long long)(place)->example, __VA_ARGS__)
+#define WRONG(place, format, ...)                                                                  \
+    error_set((place)->err, "%s: example %lld: " format, (place)->path,                            \
+              (long long)(place)->example, __VA_ARGS__)
 
 // Checks one text of the record, a count and that many tokens, at *w; moves *w past it.
-static bool check_record_tokens(const char *what, const uint16_t **w, const uint16_t *end, int64_t V,
-                                const ChoicePlace *at) {
+static bool check_record_tokens(const char *what, const uint16_t **w, const uint16_t *end,
+                                int64_t V, const ChoicePlace *at) {
     const int64_t left = max_i64(end - *w - 1, 0);
     const int64_t n = *w < end ? **w : 0;
     if (*w >= end || n > left)
-        return WRONG(at, "tokens of the %s: %lld, but the record has space for %lld", what, (long long)n,
-                     (long long)left);
+        return WRONG(at, "tokens of the %s: %lld, but the record has space for %lld", what,
+                     (long long)n, (long long)left);
     if (n == 0) return WRONG(at, "tokens of the %s: 0, expected at least 1", what);
     for (int64_t i = 1; i <= n; i++)
         if ((*w)[i] >= V)
             return WRONG(at,
-                         "token %d in the %s, but the model's vocabulary ends at %lld: the file was made with another "
+                         "token %d in the %s, but the model's vocabulary ends at %lld: the file "
+                         "was made with another "
                          "tokenizer; make it again with the model's",
                          (*w)[i], what, (long long)V - 1);
     *w += 1 + n;
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------- opening
+// -------------------------------------------------------------------------------------------------
+// opening
 
 static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64_t V, Error *err) {
     int64_t start = 0;
@@ -96,24 +112,30 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
         const uint16_t *record = set->words + start;
         const int64_t left = words - start;
         if (left < MIN_RECORD)
-            return WRONG(&at, "the file ends here with %lld bytes left: it is truncated; copy or make it again",
-                         (long long)left * 2);
+            return WRONG(
+                &at,
+                "the file ends here with %lld bytes left: it is truncated; copy or make it again",
+                (long long)left * 2);
         const int bytes = record[W_BYTES], completions = record[W_COMPLETIONS];
         if (record[W_BEGIN] != CHOICES_BEGIN)
-            return WRONG(&at, "begins with %d, expected %d: the file is damaged", record[W_BEGIN], CHOICES_BEGIN);
+            return WRONG(&at, "begins with %d, expected %d: the file is damaged", record[W_BEGIN],
+                         CHOICES_BEGIN);
         if (bytes % 2 != 0 || bytes < MIN_RECORD * 2)
-            return WRONG(&at, "bytes of the record: %d, expected an even number of at least %d", bytes, MIN_RECORD * 2);
+            return WRONG(&at, "bytes of the record: %d, expected an even number of at least %d",
+                         bytes, MIN_RECORD * 2);
         if (bytes > left * 2)
-            return WRONG(
-                &at, "bytes of the record: %d, but only %lld are left: the file is truncated; copy or make it again",
-                bytes, (long long)left * 2);
+            return WRONG(&at,
+                         "bytes of the record: %d, but only %lld are left: the file is truncated; "
+                         "copy or make it again",
+                         bytes, (long long)left * 2);
         if (record[W_INDEX] != (i & 0xFFFF))
             return WRONG(&at, "index: %d, expected %lld", record[W_INDEX], (long long)(i & 0xFFFF));
         if (completions < CHOICES_MIN || completions > CHOICES_MAX)
-            return WRONG(&at, "number of completions: %d, expected %d to %d", completions, CHOICES_MIN, CHOICES_MAX);
+            return WRONG(&at, "number of completions: %d, expected %d to %d", completions,
+                         CHOICES_MIN, CHOICES_MAX);
         if (record[W_LABEL] >= completions)
-            return WRONG(&at, "label: %d, expected less than the number of completions, %d", record[W_LABEL],
-                         completions);
+            return WRONG(&at, "label: %d, expected less than the number of completions, %d",
+                         record[W_LABEL], completions);
         const uint16_t *w = record + W_CONTEXT, *end = record + bytes / 2;
         if (!check_record_tokens("context", &w, end, V, &at)) return false;
         for (int k = 0; k < completions; k++) {
@@ -122,14 +144,14 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
             if (!check_record_tokens(what, &w, end, V, &at)) return false;
         }
         if (w != end)
-            return WRONG(&at, "bytes of the record: %d, but its tokens end %lld bytes earlier", bytes,
-                         (long long)(end - w) * 2);
+            return WRONG(&at, "bytes of the record: %d, but its tokens end %lld bytes earlier",
+                         bytes, (long long)(end - w) * 2);
         set->starts[i] = start;
         start += bytes / 2;
     }
     if (start != words)
-        return error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)", path,
-                         (long long)(words - start) * 2, (long long)set->count);
+        return error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)",
+                         path, (long long)(words - start) * 2, (long long)set->count);
     return true;
 }
 
@@ -142,24 +164,31 @@ static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *
     if (length > 4 && strcmp(name + length - 4, ".bin") == 0) length -= 4;
     set->name = strndup(name, length);
     set->bytes = file_read_all(path, MAX_BYTES, &bytes, err);
-    if (!set->bytes || !set->name) return set->bytes != NULL && error_set(err, "%s: out of memory", path);
+    if (!set->bytes || !set->name)
+        return set->bytes != NULL && error_set(err, "%s: out of memory", path);
     memcpy(header, set->bytes, min_size(bytes, HEADER_BYTES));
     if (header[0] != CHOICES_MAGIC &&
-        !foreign_file_check("a multiple-choice file", path, set->bytes, min_size(bytes, FOREIGN_FILE_HEAD), err))
+        !foreign_file_check("a multiple-choice file", path, set->bytes,
+                            min_size(bytes, FOREIGN_FILE_HEAD), err))
         return false;
     if (bytes < HEADER_BYTES || bytes % 2 != 0)
-        return error_set(
-            err, "%s: not a multiple-choice file, or truncated: %zu bytes, expected an even number of at least %d",
-            path, bytes, HEADER_BYTES);
+        return error_set(err,
+                         "%s: not a multiple-choice file, or truncated: %zu bytes, expected an "
+                         "even number of at least %d",
+                         path, bytes, HEADER_BYTES);
     if (header[0] != CHOICES_MAGIC)
-        return error_set(err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d", path,
-                         header[0], CHOICES_MAGIC);
+        return error_set(
+            err, "%s: not a multiple-choice file: magic number (header field 0) is %d, expected %d",
+            path, header[0], CHOICES_MAGIC);
     if (header[1] != CHOICES_VERSION)
-        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1], CHOICES_VERSION);
+        return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1],
+                         CHOICES_VERSION);
     const int64_t room = ((int64_t)bytes - HEADER_BYTES) / (MIN_RECORD * 2);
     if (header[2] < 1 || header[2] > room)
-        return error_set(err, "%s: number of examples (header field 2) is %d, but the file has space for 1 to %lld",
-                         path, header[2], (long long)room);
+        return error_set(
+            err,
+            "%s: number of examples (header field 2) is %d, but the file has space for 1 to %lld",
+            path, header[2], (long long)room);
     set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);
     set->count = header[2];
     set->starts = malloc((size_t)set->count * sizeof *set->starts);
@@ -172,12 +201,13 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
     int count;
     memset(sets, 0, sizeof *sets);
     if (!files_match(pattern, &paths, &count, err)) return false;
-    bool ok = count > 0 ||
-              error_set(err,
-                        "no multiple-choice files match %s%s; %s makes them of your own questions, and HellaSwag's "
-                        "comes with: %s hellaswag",
-                        path_quoted(pattern).text, path_pattern_reason(pattern).text, path_of_tool("data/choices").text,
-                        path_of_tool("data/get.py").text);
+    bool ok =
+        count > 0 || error_set(err,
+                               "no multiple-choice files match %s%s; %s makes them of your own "
+                               "questions, and HellaSwag's "
+                               "comes with: %s hellaswag",
+                               path_quoted(pattern).text, path_pattern_reason(pattern).text,
+                               path_of_tool("data/choices").text, path_of_tool("data/get.py").text);
     if (ok && !(sets->sets = calloc((size_t)count, sizeof(ChoiceSet *))))
         ok = error_set(err, "%d multiple-choice files: out of memory", count);
     for (int i = 0; ok && i < count; i++) {
@@ -207,7 +237,8 @@ void choices_close(ChoiceSets *sets) {
     memset(sets, 0, sizeof *sets);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the scores
+// -------------------------------------------------------------------------------------------------
+// the scores
 
 typedef struct {
     int64_t example;
@@ -242,7 +273,8 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
         bool is_cut = false;
         for (int k = 0; k < e.completions; k++) {
             // The model reads all tokens but the last and predicts all but the first, so T + 1 fit.
-            const int64_t all = e.context_tokens + e.completion_tokens[k], cut = max_i64(all - (T + 1), 0);
+            const int64_t all = e.context_tokens + e.completion_tokens[k],
+                          cut = max_i64(all - (T + 1), 0);
             const int64_t tokens = all - cut - 1;
             // 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth.
             // T = 1024 has 11 lengths.
@@ -262,10 +294,12 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
     qsort(s->sequences, (size_t)s->count, sizeof *s->sequences, shortest_first);
 }
 
-// -------------------------------------------------------------------------------------------------------------- losses
+// -------------------------------------------------------------------------------------------------
+// losses
 
-// Scores sequences [first, first + count), all of one rounded length. The batch always has B rows, filled up with
-// copies of the last sequence, because another number of rows would be another shape.
+// Scores sequences [first, first + count), all of one rounded length. The batch always has B rows,
+// filled up with copies of the last sequence, because another number of rows would be another
+// shape.
 static void score_batch(Scoring *s, int64_t first, int64_t count) {
     const int64_t B = model_options(s->model)->B, T = s->sequences[first].rounded;
     for (int64_t b = 0; b < B; b++) {
@@ -280,8 +314,8 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
     }
     model_load_batch(s->model, s->windows, B, T, sizeof *s->windows);
     model_forward(s->model);
-    copy_d2h(s->token_losses, model_token_losses(s->model).data, (size_t)(B * T) * sizeof *s->token_losses,
-             STREAM_COMPUTE);
+    copy_d2h(s->token_losses, model_token_losses(s->model).data,
+             (size_t)(B * T) * sizeof *s->token_losses, STREAM_COMPUTE);
     device_sync();
     for (int64_t b = 0; b < count; b++) {
         const Sequence *q = &s->sequences[first + b];
@@ -305,10 +339,12 @@ static bool collect_losses(Scoring *s, int64_t examples, Error *err) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------------------------- answers
+// -------------------------------------------------------------------------------------------------
+// answers
 
 // The completion with the smallest loss, by sum or by mean; -1 if none is a number.
-static int chosen_completion(const double *losses, const int64_t *tokens, int completions, bool mean) {
+static int chosen_completion(const double *losses, const int64_t *tokens, int completions,
+                             bool mean) {
     int best = -1;
     double smallest = INFINITY;
     for (int k = 0; k < completions; k++) {
@@ -329,18 +365,21 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
             for (int k = 0; k < e.completions; k++)
                 if (e.completion_tokens[k] > T)
                     return error_set(err,
-                                     "%s: example %lld: completion %d has %lld tokens, but the context is %lld; use a "
+                                     "%s: example %lld: completion %d has %lld tokens, but the "
+                                     "context is %lld; use a "
                                      "longer -t or other examples",
-                                     set->name, (long long)i, k, (long long)e.completion_tokens[k], (long long)T);
+                                     set->name, (long long)i, k, (long long)e.completion_tokens[k],
+                                     (long long)T);
         }
     }
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------- evaluation
+// -------------------------------------------------------------------------------------------------
+// evaluation
 
-bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
-                      int64_t *tokens, Error *err) {
+bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score,
+                      double *losses, int64_t *tokens, Error *err) {
     Scoring s = {.model = model, .set = set, .losses = losses, .tokens = tokens};
     const ModelOptions *o = model_options(model);
     const int64_t B = o->B, T = o->T, all = choices_count(set);
@@ -365,7 +404,8 @@ bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, Choi
             for (count = 1; count < B && first + count < s.count; count++)
                 if (s.sequences[first + count].rounded != s.sequences[first].rounded) break;
             whole = !signals_pending();
-            if (whole && batch++ % comm_size() == comm_rank()) score_batch(&s, first, count); // they take turns
+            if (whole && batch++ % comm_size() == comm_rank())
+                score_batch(&s, first, count); // they take turns
         }
         ok = !whole || collect_losses(&s, examples, err);
         for (int64_t i = 0; ok && whole && i < examples; i++) {
@@ -373,7 +413,8 @@ bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, Choi
             const double *sums = s.losses + i * CHOICES_MAX;
             const int64_t *lengths = s.tokens + i * CHOICES_MAX;
             score->correct += chosen_completion(sums, lengths, e.completions, false) == e.label;
-            score->correct_normalised += chosen_completion(sums, lengths, e.completions, true) == e.label;
+            score->correct_normalised +=
+                chosen_completion(sums, lengths, e.completions, true) == e.label;
         }
         if (ok && whole) score->examples = examples;
     }

@@ -1,16 +1,19 @@
-// Multiple choice: which of several completions of a context the model finds likeliest. Files have the
-// format of llm.c's HellaSwag: 256 int32 (20240522, 1, number of examples, bytes of the longest example),
-// then uint16 records:
+// Multiple choice: which of several completions of a context the model finds likeliest. Files have
+// the format of llm.c's HellaSwag: 256 int32 (20240522, 1, number of examples, bytes of the longest
+// example), then uint16 records:
 //
-//   65535, bytes of the record, index, label, number of completions K, n, context (n tokens), then K x (n, tokens)
+//   65535, bytes of the record, index, label, number of completions K, n, context (n tokens), then
+//   K x (n, tokens)
 //
-// Records may have 2 to 16 completions. Zellers et al., "HellaSwag", 2019. The scores are the usual ones:
+// Records may have 2 to 16 completions. Zellers et al., "HellaSwag", 2019. The scores are the usual
+// ones:
 //
 //   accuracy             the completion with the smallest sum of losses is the label
-//   normalised accuracy  the one with the smallest mean loss a token (what llm.c and its table report)
+//   normalised accuracy  the one with the smallest mean loss a token (what llm.c and its table
+//   report)
 //
-// Among equal ones the first is chosen. Files are treated as hostile: every record is checked when the
-// file is opened, tokens against the vocabulary of the model.
+// Among equal ones the first is chosen. Files are treated as hostile: every record is checked when
+// the file is opened, tokens against the vocabulary of the model.
 #pragma once
 #include "llmc/model/model.h"
 
@@ -28,28 +31,30 @@ typedef struct {
     ChoiceSet **sets; // one for each file, in the order of their names
     int count;
 } ChoiceSets;
-// pattern: a glob(7) pattern or the name of one file. V: vocabulary of the model. Messages name file, example and
-// field.
+// pattern: a glob(7) pattern or the name of one file. V: vocabulary of the model. Messages name
+// file, example and field.
 bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err);
-void choices_close(ChoiceSets *sets);           // also after a failed open, and for all zeros
-const char *choices_name(const ChoiceSet *set); // the file's name without directory and ".bin"; of a
-                                                // second file with this name with its place in the list: "arc.2"
+void choices_close(ChoiceSets *sets); // also after a failed open, and for all zeros
+// the file's name without directory and ".bin"; of a second file with this name with its place in
+// the list: "arc.2"
+const char *choices_name(const ChoiceSet *set);
 int64_t choices_count(const ChoiceSet *set);
-// Whether a context of T tokens is long enough for every completion and a token before it. Names a completion that is
-// too long.
+// Whether a context of T tokens is long enough for every completion and a token before it. Names a
+// completion that is too long.
 bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err);
 
 typedef struct {
-    int64_t examples;                    // scored; 0: a signal came (signals_pending) and there is no score
+    int64_t examples; // scored; 0: a signal came (signals_pending) and there is no score
     int64_t correct, correct_normalised; // of them
-    int64_t cut; // whose context was cut on the left to fit into T tokens, for at least one completion
+    int64_t
+        cut; // whose context was cut on the left to fit into T tokens, for at least one completion
 } ChoiceScore;
 
-// Scores the first `examples` examples (0 = all), which fit (choices_fit). The result does not depend on the model's B.
-// losses, tokens: also returns the sums, of completion k of example i at [i * CHOICES_MAX + k]. Both have capacity for
-// all scored examples, or are NULL.
-bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score, double *losses,
-                      int64_t *tokens, Error *err);
+// Scores the first `examples` examples (0 = all), which fit (choices_fit). The result does not
+// depend on the model's B. losses, tokens: also returns the sums, of completion k of example i at
+// [i * CHOICES_MAX + k]. Both have capacity for all scored examples, or are NULL.
+bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score,
+                      double *losses, int64_t *tokens, Error *err);
 
 // A view of one example; the tokens belong to the set.
 typedef struct {

@@ -1,5 +1,6 @@
-// See data_parallel.h. Within a process the tree is a binary counter: digit i of the number of groups computed so far
-// says whether the sum of 2^i groups waits in model_unit_sums(i). A new group is added to digit 0, 1, ... as a carry.
+// See data_parallel.h. Within a process the tree is a binary counter: digit i of the number of
+// groups computed so far says whether the sum of 2^i groups waits in model_unit_sums(i). A new
+// group is added to digit 0, 1, ... as a carry.
 #include "llmc/train/data_parallel.h"
 
 #include "llmc/base/arithmetic.h"
@@ -13,26 +14,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ----------------------------------------------------------------------------------------------------------- the share
+// -------------------------------------------------------------------------------------------------
+// the share
 
 static bool can_share_groups(int groups, int processes) {
     const int each = groups / processes;
     return groups % processes == 0 && (processes == 1 || (each & (each - 1)) == 0);
 }
 
-bool step_share_make(StepShare *s, int64_t step_windows, int64_t B, int groups, int rank, int processes, Error *err) {
-    *s = (StepShare){.step_windows = step_windows, .B = B, .groups = groups, .rank = rank, .processes = processes};
+bool step_share_make(StepShare *s, int64_t step_windows, int64_t B, int groups, int rank,
+                     int processes, Error *err) {
+    *s = (StepShare){.step_windows = step_windows,
+                     .B = B,
+                     .groups = groups,
+                     .rank = rank,
+                     .processes = processes};
     if (step_windows < groups)
-        return error_set(err, "-d: a step of %lld sequences cannot be cut into %d groups (--reduce-groups)",
-                         (long long)step_windows, groups);
+        return error_set(
+            err, "-d: a step of %lld sequences cannot be cut into %d groups (--reduce-groups)",
+            (long long)step_windows, groups);
     if (!can_share_groups(groups, processes)) {
         char numbers[256] = "";
         size_t used = 0;
         for (int n = 1; n <= groups && used < sizeof numbers - 16; n++)
             if (can_share_groups(groups, n))
-                used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d", used ? ", " : "", n);
+                used += (size_t)snprintf(numbers + used, sizeof numbers - used, "%s%d",
+                                         used ? ", " : "", n);
         return error_set(err,
-                         "--reduce-groups %d: cannot be shared by %d processes; possible numbers of processes: %s. "
+                         "--reduce-groups %d: cannot be shared by %d processes; possible numbers "
+                         "of processes: %s. "
                          "Another --reduce-groups gives other bits",
                          groups, processes, numbers);
     }
@@ -47,9 +57,11 @@ int64_t step_share_windows(const StepShare *s, int number) {
            dataloader_group_begin(s->step_windows, s->groups, group);
 }
 
-// ---------------------------------------------------------------------------------------------------------- the object
+// -------------------------------------------------------------------------------------------------
+// the object
 
-// Elements [first, first + n) of the range of each process in a unit, as far as it has them: exchanged at once.
+// Elements [first, first + n) of the range of each process in a unit, as far as it has them:
+// exchanged at once.
 typedef struct {
     int unit;
     int64_t first, n;
@@ -57,10 +69,11 @@ typedef struct {
 
 enum { PIECES = 2 }; // in flight, each in its turn and with its half of the exchange buffer
 
-// The first request of device.h of each kind: a piece, by turn; the sum of a piece, by turn; what is
-// waited for at once; and the weights of a unit, by unit. The way of a piece in its turn:
+// The first request of device.h of each kind: a piece, by turn; the sum of a piece, by turn; what
+// is waited for at once; and the weights of a unit, by unit. The way of a piece in its turn:
 //   after_backward       all_to_all PIECE: my range from all processes, into the half of the buffer
-//   finish_piece         wait for PIECE; add in the order of the tree. Undivided: wait for the SUM that
+//   finish_piece         wait for PIECE; add in the order of the tree. Undivided: wait for the SUM
+//   that
 //                        had this turn before, then all_gather SUM: my sums to all processes
 //   data_parallel_end    wait for the last SUM of each turn
 enum {
@@ -89,11 +102,14 @@ struct DataParallel {
 
 enum { HOST_BYTES = 4 << 20 };
 
-static bool divided(const DataParallel *d) { return d->share.processes > 1 && model_options(d->model)->divided; }
+static bool divided(const DataParallel *d) {
+    return d->share.processes > 1 && model_options(d->model)->divided;
+}
 
 static void before_forward(void *context, int unit);
 static void after_backward(void *context, int unit);
-static bool read_divided_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out);
+static bool read_divided_state(void *context, int index, StateSlot slot, int64_t first, int64_t n,
+                               void *out);
 
 DataParallel *data_parallel_create(const StepShare *share, Model *model, bool overlap, Error *err) {
     DataParallel *d = calloc(1, sizeof *d);
@@ -134,18 +150,23 @@ static bool exchange_outcome(DataParallel *d, Error *err) {
     return comm_lost(err);
 }
 
-// ---------------------------------------------------------------------------------------------------- within a process
+// -------------------------------------------------------------------------------------------------
+// within a process
 
-// The numbers of micro-steps, which choose random bits, are those of a process that computes all groups, each with as
-// many micro-steps as the largest one.
-static int64_t micro_steps_of_any(const StepShare *s) { return ceil_div(ceil_div(s->step_windows, s->groups), s->B); }
+// The numbers of micro-steps, which choose random bits, are those of a process that computes all
+// groups, each with as many micro-steps as the largest one.
+static int64_t micro_steps_of_any(const StepShare *s) {
+    return ceil_div(ceil_div(s->step_windows, s->groups), s->B);
+}
 
 static void count_micro_steps(const DataParallel *d, int64_t count) {
     if (d->share.groups > 1 && count > 0 && model_unit_gradients(d->model, 0).dtype != DTYPE_FP32)
         micro_step_count(model_control(d->model), count);
 }
 
-void data_parallel_begin(DataParallel *d) { count_micro_steps(d, d->share.first * micro_steps_of_any(&d->share)); }
+void data_parallel_begin(DataParallel *d) {
+    count_micro_steps(d, d->share.first * micro_steps_of_any(&d->share));
+}
 
 void data_parallel_micro_step(DataParallel *d, bool last) {
     const UnitHooks *hooks = NULL;
@@ -171,20 +192,24 @@ static void add_group(const DataParallel *d, int unit, int number) {
 
 void data_parallel_end_group(DataParallel *d, int number) {
     const StepShare *s = &d->share;
-    const bool sent = d->share.processes > 1 && number + 1 == s->count; // unit by unit, in after_backward
+    // unit by unit, in after_backward
+    const bool sent = d->share.processes > 1 && number + 1 == s->count;
     count_micro_steps(d, micro_steps_of_any(s) - ceil_div(step_share_windows(s, number), s->B));
     if (s->groups > 1)
         tensor_cast(tensor_slice_rows(model_step_losses(d->model), s->first + number, 1),
                     model_sequence_losses(d->model));
-    for (int u = 0; s->count > 1 && !sent && u < d->partition->num_units; u++) add_group(d, u, number);
+    for (int u = 0; s->count > 1 && !sent && u < d->partition->num_units; u++)
+        add_group(d, u, number);
 }
 
-// --------------------------------------------------------------------------------------------------- sums of gradients
+// -------------------------------------------------------------------------------------------------
+// sums of gradients
 
 // The elements of the unit's memory that process r has of a piece.
 static Range piece_range(const DataParallel *d, Piece p, int r) {
     const Range own = partition_of_unit(d->partition, p.unit, r);
-    const int64_t begin = min_i64(own.begin + p.first, own.end), end = min_i64(begin + p.n, own.end);
+    const int64_t begin = min_i64(own.begin + p.first, own.end),
+                  end = min_i64(begin + p.n, own.end);
     const int64_t unit = d->partition->begin[p.unit];
     return (Range){begin - unit, end - unit};
 }
@@ -206,7 +231,8 @@ static void finish_piece(DataParallel *d) {
     const Piece p = d->pieces[turn];
     const Range own = piece_range(d, p, d->share.rank);
     const int64_t n = range_size(own);
-    const Tensor gradients = model_unit_gradients(d->model, p.unit), received = model_exchange_buffer(d->model, turn);
+    const Tensor gradients = model_unit_gradients(d->model, p.unit),
+                 received = model_exchange_buffer(d->model, turn);
 
     if (!d->ok) return;
     keep_outcome(d, device_comm_wait(REQUEST_PIECE + turn, &d->err));
@@ -224,16 +250,16 @@ static void finish_piece(DataParallel *d) {
     if (d->sums[turn]) keep_outcome(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
     d->sums[turn] = true;
     if (d->ok)
-        keep_outcome(
-            d, device_all_gather(gradients.data, piece_ranges(d, p, gradients.dtype), REQUEST_SUM + turn, &d->err));
+        keep_outcome(d, device_all_gather(gradients.data, piece_ranges(d, p, gradients.dtype),
+                                          REQUEST_SUM + turn, &d->err));
 }
 
 static void finish_all(DataParallel *d) {
     while (d->done < d->started) finish_piece(d);
 }
 
-// A block has had the time of another block's backward pass when it is waited for; where gradients are freed, the pass
-// goes on in its memory.
+// A block has had the time of another block's backward pass when it is waited for; where gradients
+// are freed, the pass goes on in its memory.
 static void after_backward(void *context, int unit) {
     DataParallel *d = context;
     const int processes = d->share.processes;
@@ -246,7 +272,8 @@ static void after_backward(void *context, int unit) {
     if (d->share.count > 1) add_group(d, unit, d->share.count - 1);
     finish_all(d);
 
-    const int64_t fits = tensor_numel(model_exchange_buffer(d->model, 0)) / processes / PLAN_ALIGNMENT * PLAN_ALIGNMENT;
+    const int64_t fits = tensor_numel(model_exchange_buffer(d->model, 0)) / processes /
+                         PLAN_ALIGNMENT * PLAN_ALIGNMENT;
     int64_t longest = 0;
     for (int r = 0; r < processes; r++)
         longest = max_i64(longest, range_size(partition_of_unit(d->partition, unit, r)));
@@ -257,8 +284,9 @@ static void after_backward(void *context, int unit) {
         const int turn = (int)(d->started++ % PIECES);
         const Piece p = d->pieces[turn] = (Piece){unit, first, min_i64(fits, longest - first)};
         if (d->ok)
-            keep_outcome(d, device_all_to_all(model_exchange_buffer(d->model, turn).data, gradients.data,
-                                              piece_ranges(d, p, gradients.dtype), REQUEST_PIECE + turn, &d->err));
+            keep_outcome(d, device_all_to_all(model_exchange_buffer(d->model, turn).data,
+                                              gradients.data, piece_ranges(d, p, gradients.dtype),
+                                              REQUEST_PIECE + turn, &d->err));
     }
 
     if (!d->overlap) finish_all(d);
@@ -283,7 +311,8 @@ bool data_parallel_end(DataParallel *d, Error *err) {
     return exchange_outcome(d, err);
 }
 
-// Each process has the sums of squares of its parts, and 0 for the others. So the sum of the rows is exact.
+// Each process has the sums of squares of its parts, and 0 for the others. So the sum of the rows
+// is exact.
 bool data_parallel_share_norm(DataParallel *d, Error *err) {
     const Tensor norm = model_norm(d->model);
     const int64_t row = (int64_t)tensor_bytes(norm) / d->share.processes;
@@ -297,7 +326,8 @@ bool data_parallel_share_norm(DataParallel *d, Error *err) {
     return exchange_outcome(d, err);
 }
 
-// ------------------------------------------------------------------------------------------------------------- weights
+// -------------------------------------------------------------------------------------------------
+// weights
 
 static void await_unit(DataParallel *d, int unit) {
     if (!d->weights[unit]) return;
@@ -314,8 +344,8 @@ bool data_parallel_share_weights(DataParallel *d, Error *err) {
         const int unit = (units - 1 + i) % units;
         const Tensor weights = model_unit_weights(d->model, unit);
         const Piece whole = {unit, 0, d->partition->begin[unit + 1] - d->partition->begin[unit]};
-        keep_outcome(
-            d, device_all_gather(weights.data, piece_ranges(d, whole, weights.dtype), REQUEST_WEIGHTS + unit, &d->err));
+        keep_outcome(d, device_all_gather(weights.data, piece_ranges(d, whole, weights.dtype),
+                                          REQUEST_WEIGHTS + unit, &d->err));
         d->weights[unit] = d->ok;
         if (!d->overlap) await_unit(d, unit);
     }
@@ -336,7 +366,8 @@ bool data_parallel_await_weights(DataParallel *d, Error *err) {
     return exchange_outcome(d, err);
 }
 
-// -------------------------------------------------------------------------------------------- state of other processes
+// --------------------------------------------------------------------------------------------
+// state of other processes
 
 // Bytes [first, first + n) of a slot of a parameter; index -1: there are no more.
 typedef struct {
@@ -356,16 +387,20 @@ static bool collect_state(DataParallel *d, Request q, Error *err) {
         end = d->parts[r].end;
         if (r != d->share.rank) continue;
         model_read_state(d->model, (int)q.index, (StateSlot)q.slot, begin, stop - begin, d->host);
-        copy_h2d(buffer + d->parts[r].begin, d->host, (size_t)range_size(d->parts[r]), STREAM_COMPUTE);
+        copy_h2d(buffer + d->parts[r].begin, d->host, (size_t)range_size(d->parts[r]),
+                 STREAM_COMPUTE);
     }
     REQUIRE(end >= q.n, "state that no process has");
-    return device_all_gather(buffer, d->parts, REQUEST_NOW, err) && device_comm_wait(REQUEST_NOW, err);
+    return device_all_gather(buffer, d->parts, REQUEST_NOW, err) &&
+           device_comm_wait(REQUEST_NOW, err);
 }
 
 // On process 0, within data_parallel_write.
-static bool read_divided_state(void *context, int index, StateSlot slot, int64_t first, int64_t n, void *out) {
+static bool read_divided_state(void *context, int index, StateSlot slot, int64_t first, int64_t n,
+                               void *out) {
     DataParallel *d = context;
-    const int64_t fits = min_i64(HOST_BYTES, (int64_t)tensor_bytes(model_exchange_buffer(d->model, 0)) / 4 * 4);
+    const int64_t fits =
+        min_i64(HOST_BYTES, (int64_t)tensor_bytes(model_exchange_buffer(d->model, 0)) / 4 * 4);
     for (int64_t done = 0, count; done < n && d->ok; done += count) {
         count = min_i64(fits, n - done);
         Request q = {index, (int64_t)slot, first + done, count};
@@ -380,7 +415,8 @@ static bool read_divided_state(void *context, int index, StateSlot slot, int64_t
     return d->ok;
 }
 
-bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *err), void *context, Error *err) {
+bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *err), void *context,
+                         Error *err) {
     if (!data_parallel_await_weights(d, err)) return false;
     if (!d || !divided(d)) return comm_rank() > 0 || write(context, err);
     watch_collective("state of the optimizer");

@@ -1,4 +1,5 @@
-// Text generation, see generate.h: the generation loop on tokens, samples as texts, and conversations.
+// Text generation, see generate.h: the generation loop on tokens, samples as texts, and
+// conversations.
 #include "llmc/train/generate.h"
 
 #include "llmc/base/arithmetic.h"
@@ -20,11 +21,12 @@
 #include <string.h>
 #include <unistd.h>
 
-// ------------------------------------------------------------------------------------------------------------ the loop
+// -------------------------------------------------------------------------------------------------
+// the loop
 
-// The state of a generation. It owns the window: for every sample the tokens that the decoder sees, at most the
-// context. When the window is full its last half becomes a new prompt, so that a text of any length costs one prompt
-// pass every T/2 tokens.
+// The state of a generation. It owns the window: for every sample the tokens that the decoder sees,
+// at most the context. When the window is full its last half becomes a new prompt, so that a text
+// of any length costs one prompt pass every T/2 tokens.
 typedef struct {
     Model *model;
     const GenerateOptions *options;
@@ -44,15 +46,19 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens; // (samples, options->tokens): sample i is at tokens + i * options->tokens
-    int64_t *counts; // (samples): the number of tokens, without an end-of-text that ended the sample
+    int64_t
+        *counts; // (samples): the number of tokens, without an end-of-text that ended the sample
     Generated facts; // all of it but the texts and the number of tokens
 } Drawn;
 
-// -------------------------------------------------------------------------------------------------------------- tokens
+// -------------------------------------------------------------------------------------------------
+// tokens
 
-// The text of one token: its bytes or, without a tokenizer, its number and a space, in `number`. Not terminated.
+// The text of one token: its bytes or, without a tokenizer, its number and a space, in `number`.
+// Not terminated.
 enum { TOKEN_NUMBER = 16 };
-static const char *token_text(const Tokenizer *tokenizer, int32_t token, char number[TOKEN_NUMBER], int64_t *bytes) {
+static const char *token_text(const Tokenizer *tokenizer, int32_t token, char number[TOKEN_NUMBER],
+                              int64_t *bytes) {
     if (!tokenizer) {
         *bytes = snprintf(number, TOKEN_NUMBER, "%d ", token);
         return number;
@@ -63,7 +69,8 @@ static const char *token_text(const Tokenizer *tokenizer, int32_t token, char nu
     return text;
 }
 
-// The token before every text: the tokenizer's, or the substitute described at generate(); -1: none.
+// The token before every text: the tokenizer's, or the substitute described at generate(); -1:
+// none.
 static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
     if (!tokenizer) return (int32_t)(V - 1);
     const int32_t begin = tokenizer_begin(tokenizer);
@@ -71,10 +78,10 @@ static int32_t text_begin(const Tokenizer *tokenizer, int64_t V) {
     return begin;
 }
 
-// Appends the tokens of prompt to the *n tokens in out (end-of-text, for example); out is grown. False if the model
-// does not have a token.
-static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V, int32_t **out,
-                          int64_t *n, Error *err) {
+// Appends the tokens of prompt to the *n tokens in out (end-of-text, for example); out is grown.
+// False if the model does not have a token.
+static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_t bytes, int64_t V,
+                          int32_t **out, int64_t *n, Error *err) {
     int32_t *grown = realloc(*out, (size_t)(*n + bytes + 1) * sizeof *grown);
     REQUIRE_MEMORY(grown, "a prompt of %lld bytes", (long long)bytes);
     *out = grown;
@@ -85,7 +92,8 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
     for (int64_t i = first; i < *n; i++)
         if (grown[i] < 0 || grown[i] >= V)
             return error_set(err,
-                             "the prompt has token %d, but the model's vocabulary ends at %lld: name the model's "
+                             "the prompt has token %d, but the model's vocabulary ends at %lld: "
+                             "name the model's "
                              "tokenizer with --tokenizer",
                              grown[i], (long long)V - 1);
     return true;
@@ -96,7 +104,8 @@ bool generate_prompt_ends_in_space(const Tokenizer *t, const char *prompt) {
     return t && tokenizer_vocab(t) > BYTE_VOCAB && n > 0 && prompt[n - 1] == ' ';
 }
 
-// -------------------------------------------------------------------------------------------------------------- window
+// -------------------------------------------------------------------------------------------------
+// window
 
 // Restarts the decoder with the tokens in the window.
 static void restart_decoding(Decoding *d) {
@@ -106,7 +115,8 @@ static void restart_decoding(Decoding *d) {
     model_decode_start(d->model, d->prompts, n, samples, d->logits);
 }
 
-// ------------------------------------------------------------------------------------------------------------- drawing
+// -------------------------------------------------------------------------------------------------
+// drawing
 
 static bool ends_sample(const Decoding *d, int32_t token) {
     const GenerateOptions *o = d->options;
@@ -115,13 +125,15 @@ static bool ends_sample(const Decoding *d, int32_t token) {
     return ends;
 }
 
-// Draws a token for every sample that has not ended. number: index of this token in its text, for the random generator.
+// Draws a token for every sample that has not ended. number: index of this token in its text, for
+// the random generator.
 static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     const GenerateOptions *o = d->options;
     // A draw takes about a millisecond, as long as a token of 124M on a fast GPU.
 #pragma omp parallel for schedule(dynamic) if (o->samples > 1)
     for (int64_t s = 0; s < o->samples; s++) {
-        if (d->ended[s]) continue; // the decoder gets its last token again, and the logits are ignored
+        if (d->ended[s])
+            continue; // the decoder gets its last token again, and the logits are ignored
         const uint64_t index = ((uint64_t)s << 40) + (uint64_t)number;
         d->next[s] = sample_from_logits(d->logits + s * d->V, d->drawable, &o->sampler, index);
     }
@@ -137,7 +149,8 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
             char digits[TOKEN_NUMBER];
             int64_t bytes;
             const char *text = token_text(o->tokenizer, d->next[s], digits, &bytes);
-            // In portions that fit on the stack: a special token of a foreign tokenizer may be long.
+            // In portions that fit on the stack: a special token of a foreign tokenizer may be
+            // long.
             char out[256 + UTF8_MOST_HELD];
             for (int64_t done = 0, portion; done < bytes && !d->refused; done += portion) {
                 portion = min_i64(bytes - done, 256);
@@ -148,10 +161,12 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     }
 }
 
-static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t first, Drawn *drawn) {
+static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t first,
+                         Drawn *drawn) {
     const double began = now_seconds();
     const int64_t samples = d->options->samples;
-    d->length = min_i64(n, max_i64(d->T - 1, 1)); // the last ones of the prompt, so that a token fits after them
+    // the last ones of the prompt, so that a token fits after them
+    d->length = min_i64(n, max_i64(d->T - 1, 1));
     for (int64_t s = 0; s < samples; s++)
         memcpy(d->window + s * d->T, prompt + n - d->length, (size_t)d->length * sizeof *prompt);
     restart_decoding(d);
@@ -189,17 +204,21 @@ static void run_decoding(Decoding *d, const int32_t *prompt, int64_t n, int64_t 
     }
 }
 
-// Continues n >= 1 tokens of prompt as described at generate(); options->prompt is ignored. first: number of the first
-// token for the random generator, so that the answers of a conversation differ.
-static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t *prompt, int64_t n, int64_t first,
-                          Drawn *drawn, Error *err) {
+// Continues n >= 1 tokens of prompt as described at generate(); options->prompt is ignored. first:
+// number of the first token for the random generator, so that the answers of a conversation differ.
+static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t *prompt, int64_t n,
+                          int64_t first, Drawn *drawn, Error *err) {
     const ModelOptions *planned = model_options(model);
     memset(drawn, 0, sizeof *drawn);
     if (o->samples < 1 || o->samples > planned->sequences)
-        return error_set(err, "--samples %lld: the model was built for %lld in parallel", (long long)o->samples,
-                         (long long)planned->sequences);
-    Decoding d = {
-        .model = model, .options = o, .T = planned->T, .V = planned->config.V, .eot = -1, .running = o->samples};
+        return error_set(err, "--samples %lld: the model was built for %lld in parallel",
+                         (long long)o->samples, (long long)planned->sequences);
+    Decoding d = {.model = model,
+                  .options = o,
+                  .T = planned->T,
+                  .V = planned->config.V,
+                  .eot = -1,
+                  .running = o->samples};
     d.drawable = d.V;
     if (o->tokenizer) d.drawable = min_i64(tokenizer_vocab(o->tokenizer), d.V);
     if (o->tokenizer) d.eot = tokenizer_eot(o->tokenizer);
@@ -211,12 +230,13 @@ static bool decode_tokens(Model *model, const GenerateOptions *o, const int32_t 
     d.logits = malloc(samples * (size_t)d.V * sizeof *d.logits);
     drawn->tokens = malloc(samples * (size_t)o->tokens * sizeof *drawn->tokens);
     drawn->counts = calloc(samples, sizeof *drawn->counts);
-    const bool ok = d.window && d.prompts && d.next && d.ended && d.logits && drawn->tokens && drawn->counts;
+    const bool ok =
+        d.window && d.prompts && d.next && d.ended && d.logits && drawn->tokens && drawn->counts;
     if (ok)
         run_decoding(&d, prompt, n, first, drawn);
     else
-        error_set(err, "%lld samples of %lld tokens: out of memory; fewer --samples or -g", (long long)o->samples,
-                  (long long)o->tokens);
+        error_set(err, "%lld samples of %lld tokens: out of memory; fewer --samples or -g",
+                  (long long)o->samples, (long long)o->tokens);
     free(d.window);
     free(d.prompts);
     free(d.next);
@@ -232,14 +252,17 @@ static void drawn_free(Drawn *drawn) {
     memset(drawn, 0, sizeof *drawn);
 }
 
-// --------------------------------------------------------------------------------------------------------------- texts
+// -------------------------------------------------------------------------------------------------
+// texts
 
 // The tokens at the beginning of a text, malloced.
-static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n, Error *err) {
+static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n,
+                             Error *err) {
     const char *prompt = o->prompt ? o->prompt : "";
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!o->tokenizer && *prompt)
-        return error_set(err, "--prompt: there is no tokenizer to read it with; name one with --tokenizer");
+        return error_set(
+            err, "--prompt: there is no tokenizer to read it with; name one with --tokenizer");
     *tokens = malloc(sizeof **tokens);
     REQUIRE_MEMORY(*tokens, "a prompt");
     *n = 0;
@@ -247,7 +270,8 @@ static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **toke
         (*tokens)[(*n)++] = begin;
     else if (!*prompt)
         prompt = "\n";
-    return !*prompt || encode_prompt(o->tokenizer, prompt, (int64_t)strlen(prompt), V, tokens, n, err);
+    return !*prompt ||
+           encode_prompt(o->tokenizer, prompt, (int64_t)strlen(prompt), V, tokens, n, err);
 }
 
 // The prompt and the text of n tokens, malloced.
@@ -304,11 +328,12 @@ void generated_free(Generated *result) {
     memset(result, 0, sizeof *result);
 }
 
-// -------------------------------------------------------------------------------------------------------- conversation
+// -------------------------------------------------------------------------------------------------
+// conversation
 
-// A GenerateSink. The output of a model must not move the cursor of a terminal. In a pipe its control characters are
-// its own, but a byte that is part of no character (-g may end inside one) is shown as \xE8, so that the reader gets
-// UTF-8.
+// A GenerateSink. The output of a model must not move the cursor of a terminal. In a pipe its
+// control characters are its own, but a byte that is part of no character (-g may end inside one)
+// is shown as \xE8, so that the reader gets UTF-8.
 static bool write_to_stdout(void *is_terminal, const char *bytes, int64_t n) {
     if (*(bool *)is_terminal) {
         format_visible(stdout, bytes, (size_t)n, NULL);
@@ -325,9 +350,10 @@ static bool write_to_stdout(void *is_terminal, const char *bytes, int64_t n) {
     return fflush(stdout) == 0 && !ferror(stdout);
 }
 
-// Reads the next line into *line, which is grown, without its newline; *n = -1: the input has ended, or a signal came.
-// It reads byte by byte after poll, because a signal ends the wait of poll. read would be restarted (error.h), and
-// Ctrl-C would have no effect until more input arrives.
+// Reads the next line into *line, which is grown, without its newline; *n = -1: the input has
+// ended, or a signal came. It reads byte by byte after poll, because a signal ends the wait of
+// poll. read would be restarted (error.h), and Ctrl-C would have no effect until more input
+// arrives.
 static bool read_input_line(char **line, int64_t *n, Error *err) {
     enum { POLL_MILLISECONDS = 100 }; // a signal received by another thread does not end our poll
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -336,7 +362,8 @@ static bool read_input_line(char **line, int64_t *n, Error *err) {
         if (poll(&input, 1, POLL_MILLISECONDS) <= 0) continue;
         const ssize_t got = read(STDIN_FILENO, &byte, 1);
         if (got < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-        if (got < 0 && errno != EIO) return error_set(err, "stdin: cannot be read: %s", strerror(errno));
+        if (got < 0 && errno != EIO)
+            return error_set(err, "stdin: cannot be read: %s", strerror(errno));
         if (got <= 0 && *n == 0) break; // EIO: the terminal was closed
         if ((*n & (*n - 1)) == 0) {     // full at every power of two
             *line = realloc(*line, 2 * (size_t)*n + 2);
@@ -353,17 +380,20 @@ static bool read_input_line(char **line, int64_t *n, Error *err) {
     return true;
 }
 
-// Appends a line to the *n tokens of the conversation, and continues it; line and answer become part of the
-// conversation.
-static bool answer_line(Model *model, const GenerateOptions *o, const char *line, int64_t bytes, int32_t **said,
-                        int64_t *n, int64_t *drawn, Error *err) {
-    const int64_t T = model_options(model)->T, V = model_options(model)->config.V, most = max_i64(T - 1, 1);
+// Appends a line to the *n tokens of the conversation, and continues it; line and answer become
+// part of the conversation.
+static bool answer_line(Model *model, const GenerateOptions *o, const char *line, int64_t bytes,
+                        int32_t **said, int64_t *n, int64_t *drawn, Error *err) {
+    const int64_t T = model_options(model)->T, V = model_options(model)->config.V,
+                  most = max_i64(T - 1, 1);
     const int32_t begin = text_begin(o->tokenizer, V);
     if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
     if (*n == 0 && begin >= 0) (*said)[(*n)++] = begin;
     const int64_t before = *n;
     if (generate_prompt_ends_in_space(o->tokenizer, line))
-        fputs("the line ends in a space, which is part of the next word's token; better without it\n", stderr);
+        fputs(
+            "the line ends in a space, which is part of the next word's token; better without it\n",
+            stderr);
     if (!encode_prompt(o->tokenizer, line, bytes, V, said, n, err)) return false;
     if (*n - before > most)
         fprintf(stderr, "the line has %lld tokens, the context %lld; only the last %lld are used\n",
@@ -395,7 +425,9 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
 
 bool generate_interactive(Model *model, const GenerateOptions *options, Error *err) {
     if (!options->tokenizer)
-        return error_set(err, "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
+        return error_set(
+            err,
+            "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
     bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     GenerateOptions own = *options;
     own.samples = 1;
@@ -406,10 +438,12 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
     REQUIRE_MEMORY(line && said, "a conversation");
     bool ok = true;
     int64_t length = (int64_t)strlen(line), n = 0, drawn = 0;
-    if (terminal) puts("The model continues each line. /new clears the conversation, /quit or Ctrl-D exits.");
+    if (terminal)
+        puts("The model continues each line. /new clears the conversation, /quit or Ctrl-D exits.");
     if (terminal && length > 0) printf("> %s\n", line);
     while (ok && length >= 0 && strcmp(line, "/quit") != 0) {
-        const bool is_command = line[0] == '/' && line[1 + strspn(line + 1, "abcdefghijklmnopqrstuvwxyz")] == '\0';
+        const bool is_command =
+            line[0] == '/' && line[1 + strspn(line + 1, "abcdefghijklmnopqrstuvwxyz")] == '\0';
         if (strcmp(line, "/new") == 0)
             n = 0;
         else if (is_command && length > 1)

@@ -5,8 +5,8 @@
 //   update (STREAM_COMPUTE)        after the copy in
 //   copy back (STREAM_COPY_BACK)   after the update
 //
-// A step's first copies in follow the copies back of the previous step, for the same reason. A skipped
-// step copies back what it copied in.
+// A step's first copies in follow the copies back of the previous step, for the same reason. A
+// skipped step copies back what it copied in.
 #include "llmc/train/offload.h"
 
 #include "llmc/base/arithmetic.h"
@@ -40,7 +40,8 @@ struct Offload {
     StateChunk *chunks;
 };
 
-// -------------------------------------------------------------------------------------------------------------- slices
+// -------------------------------------------------------------------------------------------------
+// slices
 
 // Makes capacity for one more element of the array, which grows by doubling.
 static void *with_room(void *array, int count, size_t size) {
@@ -79,10 +80,10 @@ static int64_t elements_that_fit(const UpdateTensor *t, int64_t left, int64_t ro
     return low * STATE_BLOCK;
 }
 
-// Adds elements [first, first + n) of t as a slice, with its state at offset `used` of the part at `part`. Returns the
-// bytes it takes there.
-static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, int64_t first, int64_t n, char *part,
-                         int64_t used) {
+// Adds elements [first, first + n) of t as a slice, with its state at offset `used` of the part at
+// `part`. Returns the bytes it takes there.
+static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, int64_t first,
+                         int64_t n, char *part, int64_t used) {
     const int64_t begin = used, numel = tensor_numel(t->weight);
     UpdateTensor slice = *t, whole = *t;
     slice.weight = tensor_slice_elements(t->weight, first, n);
@@ -94,11 +95,13 @@ static int64_t add_slice(Offload *o, StateChunk *chunk, const UpdateTensor *t, i
         const int64_t bytes = slot_bytes(s, slot, n), size = (int64_t)dtype_size(s.dtype);
         Tensor *there = state_slot_tensor(&slice, (StateSlot)slot);
         *there = tensor_make(part + used, s.dtype, s.name, bytes / size, 0, 0, 0);
-        // A whole slot is followed by padding in both places; with the padding copied too, neighbours become one copy.
+        // A whole slot is followed by padding in both places; with the padding copied too,
+        // neighbours become one copy.
         const int64_t copied = n == numel ? round_up(bytes, PLAN_ALIGNMENT) : bytes;
         const StateCopy copy = {(char *)s.data + slot_bytes(s, slot, first), part + used, copied};
         StateCopy *last = chunk->copies > 0 ? &o->copies[o->num_copies - 1] : NULL;
-        if (last && last->host + last->bytes == copy.host && last->device + last->bytes == copy.device) {
+        if (last && last->host + last->bytes == copy.host &&
+            last->device + last->bytes == copy.device) {
             last->bytes += copied;
         } else {
             o->copies = with_room(o->copies, o->num_copies, sizeof copy);
@@ -119,7 +122,8 @@ static StateChunk *add_chunk(Offload *o) {
     return &o->chunks[o->num_chunks++];
 }
 
-// -------------------------------------------------------------------------------------------------------------- object
+// -------------------------------------------------------------------------------------------------
+// object
 
 Offload *offload_create(const Model *model, const UpdateTensor *tensors, int count, Error *err) {
     Offload *o = calloc(1, sizeof *o);
@@ -178,7 +182,8 @@ void offload_destroy(Offload *o) {
 UpdateList *offload_slices(Offload *o) { return &o->list; }
 int offload_chunks(const Offload *o) { return o->num_chunks; }
 
-// -------------------------------------------------------------------------------------------------------------- a step
+// -------------------------------------------------------------------------------------------------
+// a step
 
 static void copy_chunk_in(Offload *o, int c) {
     const BufferPart *part = &o->parts[c % OFFLOAD_PARTS];
@@ -205,7 +210,8 @@ void offload_return(Offload *o, int c) {
     device_event_record(part->updated, STREAM_COMPUTE);
     device_stream_wait(STREAM_COPY_BACK, part->updated);
     for (int i = chunk->first_copy; i < chunk->first_copy + chunk->copies; i++)
-        copy_d2h(o->copies[i].host, o->copies[i].device, (size_t)o->copies[i].bytes, STREAM_COPY_BACK);
+        copy_d2h(o->copies[i].host, o->copies[i].device, (size_t)o->copies[i].bytes,
+                 STREAM_COPY_BACK);
     device_event_record(part->back, STREAM_COPY_BACK);
     if (c + OFFLOAD_PARTS < o->num_chunks) copy_chunk_in(o, c + OFFLOAD_PARTS);
 }

@@ -5,14 +5,15 @@
 
 #include <math.h>
 
-// Share of all steps in which wsd decays: Haegele et al. find little gain beyond 20%. Of trapezoid's linear decay
-// nanochat uses 65%, modded-nanogpt 70%.
+// Share of all steps in which wsd decays: Haegele et al. find little gain beyond 20%. Of
+// trapezoid's linear decay nanochat uses 65%, modded-nanogpt 70%.
 static const double WSD_DECAY_SHARE = 0.2, TRAPEZOID_DECAY_SHARE = 0.65;
 
 const char *schedule_name(ScheduleKind kind) {
     static const char *const names[] = {
-        [SCHEDULE_COSINE] = "cosine", [SCHEDULE_LINEAR] = "linear",       [SCHEDULE_CONSTANT] = "constant",
-        [SCHEDULE_WSD] = "wsd",       [SCHEDULE_TRAPEZOID] = "trapezoid",
+        [SCHEDULE_COSINE] = "cosine",       [SCHEDULE_LINEAR] = "linear",
+        [SCHEDULE_CONSTANT] = "constant",   [SCHEDULE_WSD] = "wsd",
+        [SCHEDULE_TRAPEZOID] = "trapezoid",
     };
     return names[kind];
 }

@@ -1,5 +1,5 @@
-// Validation, see validation.h. Owns the buffers of one evaluation: a batch of windows, their losses, the
-// bytes of every token of the vocabulary.
+// Validation, see validation.h. Owns the buffers of one evaluation: a batch of windows, their
+// losses, the bytes of every token of the vocabulary.
 #include "llmc/train/validation.h"
 
 #include "llmc/base/arithmetic.h"
@@ -27,14 +27,16 @@ typedef struct {
 } BatchHead;
 
 // The losses of windows [first, first + count) of n, into e->losses; their bytes into *bytes.
-static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes, Error *err) {
+static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t n, int64_t *bytes,
+                           Error *err) {
     const ModelOptions *o = model_options(e->model);
     const int64_t window_bytes = (o->T + 1) * e->val->token_bytes;
 
     for (int64_t i = 0; i < count; i++) {
         char *window = e->batch + i * window_bytes;
         // Spread evenly over all windows: the same ones at every evaluation.
-        const int64_t number = (int64_t)((double)(first + i) * (double)e->val->num_windows / (double)n);
+        const int64_t number =
+            (int64_t)((double)(first + i) * (double)e->val->num_windows / (double)n);
         if (!shards_read_window(e->val, number, o->config.V, window, err)) return false;
         for (int64_t t = 1; e->byte_count && t <= e->val->T; t++) { // all tokens but the first
             uint16_t narrow;
@@ -48,13 +50,15 @@ static bool compute_losses(Evaluation *e, int64_t first, int64_t count, int64_t 
 
     model_load_batch(e->model, e->batch, count, o->T, e->val->token_bytes);
     model_forward(e->model);
-    copy_d2h(e->losses, model_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses, STREAM_COMPUTE);
+    copy_d2h(e->losses, model_sequence_losses(e->model).data, (size_t)count * sizeof *e->losses,
+             STREAM_COMPUTE);
     device_sync();
     return true;
 }
 
-// Sums the losses of all n windows, or of those before a signal. In each round every process computes one batch, and
-// all add the losses in the order of windows, so that the sum does not depend on the number of processes.
+// Sums the losses of all n windows, or of those before a signal. In each round every process
+// computes one batch, and all add the losses in the order of windows, so that the sum does not
+// depend on the number of processes.
 static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
     const int64_t B = model_options(e->model)->B, processes = comm_size();
     const size_t message = sizeof(BatchHead) + (size_t)B * sizeof(float);
@@ -80,7 +84,8 @@ static bool sum_losses(Evaluation *e, int64_t n, Error *err) {
             e->bytes += head.bytes;
             for (int64_t i = 0; i < B && round + p * B + i < n; i++) {
                 float loss;
-                memcpy(&loss, all + (size_t)p * message + sizeof head + (size_t)i * sizeof loss, sizeof loss);
+                memcpy(&loss, all + (size_t)p * message + sizeof head + (size_t)i * sizeof loss,
+                       sizeof loss);
                 e->sum += loss;
                 e->windows++;
             }

@@ -1,8 +1,9 @@
-// The driver of the fuzz tests, see fuzz.h. Compiled with -DLIBFUZZER it is a libFuzzer target whose mutations know the
-// files of an input; READER=name in the environment chooses the reader, SEEDS=DIR writes its seeds there and ends.
-// Otherwise it is a test program: for each reader the seeds must be accepted, the damage that its row names must be
-// refused wherever it is, and ROUNDS (2000) inputs with other damage each are refused or read, the same every time.
-// FUZZ_READER and FUZZ_ROUND repeat one.
+// The driver of the fuzz tests, see fuzz.h. Compiled with -DLIBFUZZER it is a libFuzzer target
+// whose mutations know the files of an input; READER=name in the environment chooses the reader,
+// SEEDS=DIR writes its seeds there and ends. Otherwise it is a test program: for each reader the
+// seeds must be accepted, the damage that its row names must be refused wherever it is, and ROUNDS
+// (2000) inputs with other damage each are refused or read, the same every time. FUZZ_READER and
+// FUZZ_ROUND repeat one.
 #include "test/fuzz/fuzz.h"
 
 #include "llmc/base/arithmetic.h"
@@ -53,7 +54,8 @@ static void clear(FuzzInput *in) {
     *in = (FuzzInput){0};
 }
 
-// ------------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
 // What the files of the scratch directory hold, so that only what differs is written.
 static Piece on_disk[MAX_PIECES];
@@ -68,7 +70,8 @@ static void write_file(int i, const Piece *p) {
         unlink(path);
     } else {
         const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-        if (fd < 0 || write(fd, p->bytes, p->n) != (ssize_t)p->n || close(fd) != 0) perror(path), abort();
+        if (fd < 0 || write(fd, p->bytes, p->n) != (ssize_t)p->n || close(fd) != 0)
+            perror(path), abort();
     }
     const bool absent = p->absent;
     fuzz_replace(d, p->bytes, p->n);
@@ -85,7 +88,8 @@ static bool read_input(FuzzInput *in) {
     stdout = stderr = nowhere;
     fuzz_error.text[0] = '\0';
     const bool accepted = reader->read(in);
-    REQUIRE(accepted || fuzz_is_line(&fuzz_error), "refused by a message that is not one line of UTF-8");
+    REQUIRE(accepted || fuzz_is_line(&fuzz_error),
+            "refused by a message that is not one line of UTF-8");
     fflush(nowhere);
     stdout = out, stderr = err;
     return accepted;
@@ -108,7 +112,8 @@ static void load_seed(int i, FuzzInput *in) {
 }
 
 static void make_scratch(void) {
-    if (!getenv("TMPDIR") && access("/dev/shm", W_OK) == 0) setenv("TMPDIR", "/dev/shm", 1); // in memory
+    if (!getenv("TMPDIR") && access("/dev/shm", W_OK) == 0)
+        setenv("TMPDIR", "/dev/shm", 1); // in memory
     scratch = tmpdir_make();
 }
 
@@ -120,15 +125,19 @@ static void choose(const FuzzReader *r) {
     for (int i = 0; r->files[i]; i++) { // directories of their names
         char path[PATH_MAX];
         snprintf(path, sizeof path, "%s", fuzz_path(r->files[i]));
-        for (char *slash = path + strlen(scratch.path) + 1; (slash = strchr(slash, '/')); *slash++ = '/')
+        for (char *slash = path + strlen(scratch.path) + 1; (slash = strchr(slash, '/'));
+             *slash++ = '/')
             *slash = '\0', (void)mkdir(path, 0700);
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- mutations
+// -------------------------------------------------------------------------------------------------
+// mutations
 
-// Bytes of one file changed; seldom the flags, or whether a file is there. `change` changes n bytes of room `most`.
-static void mutate_input(FuzzInput *in, size_t most, uint32_t random, size_t (*change)(uint8_t *, size_t, size_t)) {
+// Bytes of one file changed; seldom the flags, or whether a file is there. `change` changes n bytes
+// of room `most`.
+static void mutate_input(FuzzInput *in, size_t most, uint32_t random,
+                         size_t (*change)(uint8_t *, size_t, size_t)) {
     const int count = pieces_of(reader), i = (int)(random % (uint32_t)count);
     Piece *p = &in->pieces[i];
     random /= (uint32_t)count;
@@ -147,20 +156,22 @@ static void mutate_input(FuzzInput *in, size_t most, uint32_t random, size_t (*c
 }
 
 #ifdef LIBFUZZER
-// ------------------------------------------------------------------------------------------------------------
+// -------------------------------------------------------------------------------------------------
 // libFuzzer
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
-size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out,
-                                 size_t out_size, unsigned seed);
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size,
+                                 uint8_t *out, size_t out_size, unsigned seed);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
-// ------------------------------------------------------------------------------------------------ an input as a buffer
+// ------------------------------------------------------------------------------------------------
+// an input as a buffer
 
-// A byte of flags (1: repaired, the upper four bits: variant), then for each file of the reader its length in 4 bytes
-// (0xFFFFFFFF: absent) and its bytes. A buffer that ends early has shorter files; any buffer is an input.
+// A byte of flags (1: repaired, the upper four bits: variant), then for each file of the reader its
+// length in 4 bytes (0xFFFFFFFF: absent) and its bytes. A buffer that ends early has shorter files;
+// any buffer is an input.
 enum { ABSENT = 0xFFFFFFFFu };
 
 static void unpack(const uint8_t *data, size_t size, FuzzInput *in) {
@@ -207,7 +218,8 @@ static void write_seeds(const char *directory) {
             char path[PATH_MAX];
             const size_t n = pack(&in, data, FUZZ_MOST_BYTES);
             REQUIRE(n > 0, "%s: seed %d is larger than an input", reader->name, i);
-            snprintf(path, sizeof path, "%s/%s-%d%s", directory, reader->name, i, repaired ? "-repaired" : "");
+            snprintf(path, sizeof path, "%s/%s-%d%s", directory, reader->name, i,
+                     repaired ? "-repaired" : "");
             write_bytes(path, data, n);
             free(data);
             clear(&in);
@@ -239,7 +251,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
 }
 
-static uint32_t random_word; // for the choice between libFuzzer's mutations and those that know tokens
+static uint32_t
+    random_word; // for the choice between libFuzzer's mutations and those that know tokens
 
 static size_t change_bytes(uint8_t *data, size_t n, size_t most) {
     if (random_word % 4 != 0) return LLVMFuzzerMutate(data, n, most);
@@ -259,8 +272,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 }
 
 // Some files of one, the others of the other.
-size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size, uint8_t *out,
-                                 size_t out_size, unsigned seed) {
+size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t *b, size_t b_size,
+                                 uint8_t *out, size_t out_size, unsigned seed) {
     FuzzInput x, y;
     unpack(a, a_size, &x), unpack(b, b_size, &y);
     for (int i = 0; i < pieces_of(reader); i++)
@@ -274,7 +287,8 @@ size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t 
 }
 
 #else
-// -------------------------------------------------------------------------------------------------------- test program
+// -------------------------------------------------------------------------------------------------
+// test program
 
 enum { ROUNDS = 2000, HANG_SECONDS = 300 }; // a reader takes a second for all of them
 
@@ -283,11 +297,12 @@ static char again[PATH_MAX]; // the command for this round alone
 
 static void begin_round(int64_t round) {
     round_now = round;
-    snprintf(again, sizeof again, "%s: again: FUZZ_READER=%s FUZZ_ROUND=%lld %s\n", reader->name, reader->name,
-             (long long)round, program_invocation_name);
+    snprintf(again, sizeof again, "%s: again: FUZZ_READER=%s FUZZ_ROUND=%lld %s\n", reader->name,
+             reader->name, (long long)round, program_invocation_name);
 }
 
-// The damage that is at work when a reader crashes or hangs, before cmocka or the shell name the signal.
+// The damage that is at work when a reader crashes or hangs, before cmocka or the shell name the
+// signal.
 static void report(int signal_number) {
     if (write(STDERR_FILENO, again, strlen(again)) < 0) _exit(1);
     signal(signal_number, SIG_DFL);
@@ -310,7 +325,8 @@ static void damaged_input(const FuzzInput seeds[], FuzzInput *in) {
         in->pieces[i].absent = seed->pieces[i].absent;
     }
     for (uint32_t k = 0; k <= random.v[2] % 3; k++)
-        mutate_input(in, FUZZ_MOST_BYTES, philox(20240520, 8 + k, (uint64_t)round_now).v[0], change_bytes);
+        mutate_input(in, FUZZ_MOST_BYTES, philox(20240520, 8 + k, (uint64_t)round_now).v[0],
+                     change_bytes);
 }
 
 static void copy_input(const FuzzInput *seed, FuzzInput *in) {
@@ -330,7 +346,8 @@ static void must_refuse(FuzzInput *in, int k, const char *damage, size_t at) {
     const char *name = file_name(k);
     if (read_input(in)) fail_msg("%s: accepted: %s %s at byte %zu", reader->name, name, damage, at);
     if (reader->names_file && !strstr(fuzz_error.text, name))
-        fail_msg("%s: %s %s at byte %zu is not named: '%s'", reader->name, name, damage, at, fuzz_error.text);
+        fail_msg("%s: %s %s at byte %zu is not named: '%s'", reader->name, name, damage, at,
+                 fuzz_error.text);
 }
 
 // Every place of a small file, some hundred of a large one, and all of its last bytes.
@@ -372,10 +389,12 @@ static void flip_anywhere(const FuzzInput *seed, int k) {
     clear(&in);
 }
 
-// What stands where the file should be, and a word of the message. All kinds: test/unit/test_foreign_file.c.
+// What stands where the file should be, and a word of the message. All kinds:
+// test/unit/test_foreign_file.c.
 static void put_foreign_files(const FuzzInput *seed, int k) {
     static const char *const files[][2] = {
-        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 485200\n", "Git LFS pointer"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 485200\n",
+         "Git LFS pointer"},
         {"<!DOCTYPE html><html><title>Not found</title></html>", "web page"},
         {"PK\3\4                          archive/data.pkl", "PyTorch checkpoint"},
     };
@@ -385,7 +404,8 @@ static void put_foreign_files(const FuzzInput *seed, int k) {
         fuzz_replace(&in.pieces[k], files[i][0], strlen(files[i][0]));
         must_refuse(&in, k, files[i][1], 0);
         if (!strstr(fuzz_error.text, files[i][1]))
-            fail_msg("%s: %s is a %s: %s", reader->name, reader->files[k], files[i][1], fuzz_error.text);
+            fail_msg("%s: %s is a %s: %s", reader->name, reader->files[k], files[i][1],
+                     fuzz_error.text);
         clear(&in);
     }
 }
@@ -398,9 +418,10 @@ static const struct {
     int64_t value;
     const char *words;
 } edits[] = {
-#define SEED(name, number, index)    {.reader = name, .seed = number, .file = index},
-#define TEXT(old, new, said)         {.from = old, .to = new, .words = said},
-#define WORD(type, byte, word, said) {.at = byte, .bytes = sizeof(type), .value = word, .words = said},
+#define SEED(name, number, index) {.reader = name, .seed = number, .file = index},
+#define TEXT(old, new, said)      {.from = old, .to = new, .words = said},
+#define WORD(type, byte, word, said)                                                               \
+    {.at = byte, .bytes = sizeof(type), .value = word, .words = said},
 #include "test/fuzz/edits.def"
 };
 
@@ -410,7 +431,8 @@ static void certain_edits(const FuzzInput *seed, int number) {
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
         const char *from = edits[i].from, *to = edits[i].to;
         if (edits[i].reader) {
-            const bool is_it = strcmp(edits[i].reader, reader->name) == 0 && edits[i].seed == number;
+            const bool is_it =
+                strcmp(edits[i].reader, reader->name) == 0 && edits[i].seed == number;
             file = is_it ? edits[i].file : -1;
         }
         if (edits[i].reader || file < 0) continue;
@@ -426,7 +448,8 @@ static void certain_edits(const FuzzInput *seed, int number) {
         } else {
             const char *found = memmem(p->bytes, p->n, from, strlen(from));
             REQUIRE(found, "edits.def: %s has no %s", reader->name, from);
-            const size_t before = (size_t)(found - (const char *)p->bytes), rest = p->n - before - strlen(from);
+            const size_t before = (size_t)(found - (const char *)p->bytes),
+                         rest = p->n - before - strlen(from);
             char *text = malloc(p->n + strlen(to));
             memcpy(text, p->bytes, before);
             memcpy(text + before, to, strlen(to));
@@ -435,7 +458,8 @@ static void certain_edits(const FuzzInput *seed, int number) {
             free(text);
         }
         in.repaired = reader->repair != NULL;
-        const bool accepted = read_input(&in), is_named = !reader->names_file || strstr(fuzz_error.text, name);
+        const bool accepted = read_input(&in),
+                   is_named = !reader->names_file || strstr(fuzz_error.text, name);
         if (accepted || !is_named || !strstr(fuzz_error.text, edits[i].words))
             fail_msg("%s, seed %d, edit for '%s': %s", reader->name, number, edits[i].words,
                      accepted ? "accepted" : fuzz_error.text);
@@ -457,7 +481,8 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
     const char *only = getenv("FUZZ_READER"), *round = getenv("FUZZ_ROUND");
     FuzzInput seeds[16];
     if (only && strcmp(only, r->name) != 0) skip();
-    signal(SIGALRM, report), signal(SIGSEGV, report), signal(SIGABRT, report), signal(SIGFPE, report);
+    signal(SIGALRM, report), signal(SIGSEGV, report), signal(SIGABRT, report),
+        signal(SIGFPE, report);
     alarm(HANG_SECONDS);
     choose(r);
     for (int i = 0; i < r->seeds; i++) {
@@ -467,7 +492,8 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
         copy_input(&seeds[i], &in);
         if (!read_input(&in)) fail_msg("%s: seed %d is refused: %s", r->name, i, fuzz_error.text);
         in.repaired = r->repair != NULL;
-        if (!read_input(&in)) fail_msg("%s: seed %d is refused when its checksums are made again", r->name, i);
+        if (!read_input(&in))
+            fail_msg("%s: seed %d is refused when its checksums are made again", r->name, i);
         clear(&in);
         if (!round) {
             certain_damage(&seeds[i]);
@@ -484,7 +510,8 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
         clear(&in);
     }
     alarm(0);
-    print_message("%s: %d of %lld damaged inputs accepted\n", r->name, accepted, (long long)(last - first));
+    print_message("%s: %d of %lld damaged inputs accepted\n", r->name, accepted,
+                  (long long)(last - first));
     if (r->cut && !round) assert_in_range(accepted, 1, ROUNDS - 1); // both were tried
     for (int i = 0; i < r->seeds; i++) clear(&seeds[i]);
 }
@@ -506,6 +533,7 @@ TestFixture test_all = {set_up_group, tear_down_group};
 __attribute__((constructor)) static void add_tests(void) {
     int line = 0;
     for (const FuzzReader *r = fuzz_readers; r->name; r++)
-        test_add(++line, (struct CMUnitTest){r->name, seeds_are_read_and_damage_is_survived, NULL, NULL, (void *)r});
+        test_add(++line, (struct CMUnitTest){r->name, seeds_are_read_and_damage_is_survived, NULL,
+                                             NULL, (void *)r});
 }
 #endif

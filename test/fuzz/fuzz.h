@@ -1,5 +1,6 @@
-// Fuzzing of every reader of the project. An input is a set of files (or messages) for one reader, in one buffer; a
-// reader looks at them and aborts when it has accepted what it should not have. fuzz.c is the driver, for libFuzzer
+// Fuzzing of every reader of the project. An input is a set of files (or messages) for one reader,
+// in one buffer; a reader looks at them and aborts when it has accepted what it should not have.
+// fuzz.c is the driver, for libFuzzer
 // (`make fuzz`) and as a test program of damaged inputs; readers.c has the table.
 #pragma once
 #include "llmc/base/error.h"
@@ -19,7 +20,8 @@ typedef struct {
 } Piece;
 
 typedef struct {
-    bool repaired; // checksums are made right before the reader sees the files, so that it looks at what is behind them
+    bool repaired; // checksums are made right before the reader sees the files, so that it looks at
+                   // what is behind them
     uint8_t variant; // a parameter of the reader, as the step of a resume
     Piece pieces[MAX_PIECES];
 } FuzzInput;
@@ -28,15 +30,18 @@ typedef struct {
     const char *name;
     const char *files[MAX_PIECES + 1]; // in the scratch directory, NULL-terminated
     int seeds;
-    void (*seed)(int i); // writes valid files number i, with the writers of the project where it has one
+    void (*seed)(
+        int i); // writes valid files number i, with the writers of the project where it has one
     // Makes the checksums right. NULL: the format has none.
     void (*repair)(FuzzInput *in);
-    // Reads the files. True: accepted. Aborts by bug_report when something was accepted that must not be.
+    // Reads the files. True: accepted. Aborts by bug_report when something was accepted that must
+    // not be.
     bool (*read)(const FuzzInput *in);
     bool changes_files; // so they are written for every input
     bool in_memory;     // the pieces are messages: no files
-    // Damage of single files that must be refused, a bit for each file: cut anywhere, with any bit flipped (where there
-    // are checksums), replaced by a file of another kind, which the message then names.
+    // Damage of single files that must be refused, a bit for each file: cut anywhere, with any bit
+    // flipped (where there are checksums), replaced by a file of another kind, which the message
+    // then names.
     unsigned cut, flipped, foreign;
     bool names_file; // each message of a refusal has its name
 } FuzzReader;
@@ -46,7 +51,8 @@ extern Error fuzz_error;                // why the last input was refused
 
 // Once, before the first input; the scratch directory is there.
 void fuzz_set_up(void);
-const char *fuzz_path(const char *name); // in the scratch directory; "": the directory itself. In one of a few buffers
+const char *fuzz_path(const char *name); // in the scratch directory; "": the directory itself. In
+                                         // one of a few buffers
 
 // The file of this name, NULL if it is absent.
 void fuzz_replace(Piece *p, const void *bytes, size_t n); // a copy

@@ -1,8 +1,10 @@
-// Readers whose functions are static: their source is part of this file, which is compiled once for each of them
+// Readers whose functions are static: their source is part of this file, which is compiled once for
+// each of them
 // (-DFUZZ_TCP and so on). The rows of the table in readers.c have their names.
 #include "test/fuzz/fuzz.h"
 
-#ifdef FUZZ_CHOICE_LINES // ------------------------------------------------------------------------------- data/choices
+#ifdef FUZZ_CHOICE_LINES // -------------------------------------------------------------------------------
+                         // data/choices
 
 int choices_main(int argc, char **argv);
 #define main choices_main
@@ -13,7 +15,8 @@ void fuzz_choice_lines_seed(int i) {
     static const char *const lines[] = {
         "{\"ctx\": \"A man sits\", \"endings\": [\"down.\", \"up.\"], \"label\": 1}\n\n"
         "{\"context\": \"hello\", \"choices\": [\"a\", \"b\", \"world\"], \"label\": 0}\n",
-        "{\"ctx\": \"\xc3\xa9\", \"endings\": [\"a\", \"b\"], \"label\": \"1\"}\n{\"ctx\": 3}\nnot json\n"
+        "{\"ctx\": \"\xc3\xa9\", \"endings\": [\"a\", \"b\"], \"label\": \"1\"}\n{\"ctx\": 3}\nnot "
+        "json\n"
         "{\"ctx\": \"x\", \"endings\": [\"a\", \"b\"], \"label\": 0}"};
     write_text(fuzz_path("choices.jsonl"), lines[i]);
 }
@@ -38,8 +41,10 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
     const bool ok = read_input(&c, &fuzz_error) && write_output(&c, &fuzz_error);
     ChoiceSets sets;
     if (ok) {
-        REQUIRE(choices_open(&sets, output, 257, &fuzz_error), "written, but refused: %s", fuzz_error.text);
-        REQUIRE(choices_count(sets.sets[0]) == c.examples, "%lld examples were written", (long long)c.examples);
+        REQUIRE(choices_open(&sets, output, 257, &fuzz_error), "written, but refused: %s",
+                fuzz_error.text);
+        REQUIRE(choices_count(sets.sets[0]) == c.examples, "%lld examples were written",
+                (long long)c.examples);
         choices_close(&sets);
     }
     fclose(c.stream);
@@ -47,7 +52,9 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
     return ok;
 }
 
-#elif defined FUZZ_SHARD_TOOL // ---------------------------------------------------------------------------- data/shard
+#elif defined                                                                                      \
+    FUZZ_SHARD_TOOL // ----------------------------------------------------------------------------
+                    // data/shard
 
 int shard_main(int argc, char **argv);
 #define main shard_main
@@ -66,7 +73,8 @@ static void write_manifest(void) {
     char text[400];
     snprintf(
         text, sizeof text,
-        "{\"format\": 1, \"train\": {\"tokens\": 40, \"shards\": [{\"file\": \"train_000000.bin\", \"tokens\": 40, "
+        "{\"format\": 1, \"train\": {\"tokens\": 40, \"shards\": [{\"file\": \"train_000000.bin\", "
+        "\"tokens\": 40, "
         "\"bytes\": %lld, \"xxh3\": \"%016llx\"}]}, \"val\": {\"tokens\": 0, \"shards\": []}}\n",
         (long long)bytes, (unsigned long long)xxh3);
     write_text(fuzz_path("d/manifest.json"), text);
@@ -76,12 +84,14 @@ void fuzz_shard_tool_seed(int i) {
     uint16_t tokens[40];
     for (int t = 0; t < 40; t++) tokens[t] = (uint16_t)(t == 7 ? 256 : t * 7 % 256);
     ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, &fuzz_error);
-    REQUIRE(w && shard_writer_append(w, tokens, 40, &fuzz_error) && shard_writer_commit(w, &fuzz_error), "%s",
-            fuzz_error.text);
+    REQUIRE(w && shard_writer_append(w, tokens, 40, &fuzz_error) &&
+                shard_writer_commit(w, &fuzz_error),
+            "%s", fuzz_error.text);
     if (i != 1) write_manifest();
     if (i != 2) return;
     Tokenizer *t = tokenizer_bytes(&fuzz_error);
-    REQUIRE(t && tokenizer_write(t, fuzz_path("d/tokenizer.json"), &fuzz_error), "%s", fuzz_error.text);
+    REQUIRE(t && tokenizer_write(t, fuzz_path("d/tokenizer.json"), &fuzz_error), "%s",
+            fuzz_error.text);
     tokenizer_free(t);
 }
 
@@ -91,7 +101,8 @@ void fuzz_shard_tool_repair(FuzzInput *in) {
     unsigned char *at = memmem(p->bytes, p->n, "\"xxh3\": \"", 9);
     char hex[17];
     if (!at || p->bytes + p->n - at < 25) return;
-    snprintf(hex, sizeof hex, "%016llx", (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
+    snprintf(hex, sizeof hex, "%016llx",
+             (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
     memcpy(at + 9, hex, 16);
 }
 
@@ -112,16 +123,19 @@ bool fuzz_shard_tool_read(const FuzzInput *in) {
                 "accepted: a manifest, %s", fuzz_error.text);
         const char *xxh3 = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(entry, "xxh3"));
         char hex[17];
-        snprintf(hex, sizeof hex, "%016llx", (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
-        REQUIRE(!entry || (xxh3 && strcasecmp(xxh3, hex) == 0), "accepted: checksum %s for %s", xxh3 ? xxh3 : "none",
-                hex);
+        snprintf(hex, sizeof hex, "%016llx",
+                 (unsigned long long)XXH3_64bits(in->pieces[0].bytes, in->pieces[0].n));
+        REQUIRE(!entry || (xxh3 && strcasecmp(xxh3, hex) == 0), "accepted: checksum %s for %s",
+                xxh3 ? xxh3 : "none", hex);
         free(directory);
         cJSON_Delete(root);
     }
     return ok;
 }
 
-#elif defined FUZZ_WHEREIS // ----------------------------------------------------------------------------- data/whereis
+#elif defined                                                                                      \
+    FUZZ_WHEREIS // -----------------------------------------------------------------------------
+                 // data/whereis
 
 int whereis_main(int argc, char **argv);
 #define main whereis_main
@@ -131,18 +145,21 @@ int whereis_main(int argc, char **argv);
 void fuzz_whereis_seed(int i) {
     char text[2000], *at = text;
     for (int k = 0; k <= i; k++)
-        at +=
-            sprintf(at,
-                    "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
-                    "\"overfit\":%d,\"seed\":1337},\"model\":{\"T\":4,\"B\":2},\"train\":{\"tokens\":93,\"windows\":23,"
-                    "\"shards\":1%s},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n"
-                    "{\"event\":\"step\",\"step\":1}\n",
-                    0, k == 1 ? ",\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]" : "", 5 * k, 16);
+        at += sprintf(
+            at,
+            "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":"
+            "\"\","
+            "\"overfit\":%d,\"seed\":1337},\"model\":{\"T\":4,\"B\":2},\"train\":{\"tokens\":93,"
+            "\"windows\":23,"
+            "\"shards\":1%s},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n"
+            "{\"event\":\"step\",\"step\":1}\n",
+            0, k == 1 ? ",\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]" : "", 5 * k, 16);
     write_text(fuzz_path("w/main.log"), text);
     uint16_t tokens[93] = {0};
     ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, &fuzz_error);
-    REQUIRE(w && shard_writer_append(w, tokens, 93, &fuzz_error) && shard_writer_commit(w, &fuzz_error), "%s",
-            fuzz_error.text);
+    REQUIRE(w && shard_writer_append(w, tokens, 93, &fuzz_error) &&
+                shard_writer_commit(w, &fuzz_error),
+            "%s", fuzz_error.text);
 }
 
 bool fuzz_whereis_read(const FuzzInput *in) {
@@ -154,20 +171,24 @@ bool fuzz_whereis_read(const FuzzInput *in) {
     return whereis_main(4, argv) == EXIT_OK;
 }
 
-#elif defined                                                                                                          \
-    FUZZ_TCP // -------------------------------------------------------------------- messages between processes
+#elif defined FUZZ_TCP // --------------------------------------------------------------------
+                       // messages between processes
 
 #include "llmc/comm/channel_tcp.c"
 
 enum { SIZE = 3, BYTES = 16 }; // of the run, and of a gather
 
-static const Place place = {.launcher = "", .size = SIZE, .host = "127.0.0.1", .port = 1, .run_id = "run 7"};
+static const Place place = {
+    .launcher = "", .size = SIZE, .host = "127.0.0.1", .port = 1, .run_id = "run 7"};
 
-// A socket from which these bytes can be read, and then nothing: the peer has sent them and closed its side.
+// A socket from which these bytes can be read, and then nothing: the peer has sent them and closed
+// its side.
 static int socket_of(const Piece *p, int *peer) {
     int pair[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "%s", strerror(errno));
-    if (p->n > 0 && write(pair[1], p->bytes, p->n) < 0) REQUIRE(errno == EAGAIN, "%s", strerror(errno));
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "%s",
+            strerror(errno));
+    if (p->n > 0 && write(pair[1], p->bytes, p->n) < 0)
+        REQUIRE(errno == EAGAIN, "%s", strerror(errno));
     shutdown(pair[1], SHUT_WR);
     *peer = pair[1];
     return pair[0];
@@ -223,7 +244,8 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
             close(fd);
     }
     for (int i = 0; i < PURPOSES * SIZE; i++) arrived += tcp.sockets[i] >= 0;
-    REQUIRE(arrived == admitted && tcp.sockets[0] < 0, "%d have come, %d were admitted", arrived, admitted);
+    REQUIRE(arrived == admitted && tcp.sockets[0] < 0, "%d have come, %d were admitted", arrived,
+            admitted);
     REQUIRE(fuzz_is_line(&refusal), "the message of a refusal");
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
@@ -274,7 +296,8 @@ bool fuzz_tcp_client_read(const FuzzInput *in) {
     return ok || refused || in->variant == 2; // the third seed fails, as it should
 }
 
-#elif defined FUZZ_WATCH // ---------------------------------------------------------------------- messages of the watch
+#elif defined FUZZ_WATCH // ----------------------------------------------------------------------
+                         // messages of the watch
 
 #include "llmc/comm/watch.c"
 
@@ -298,8 +321,10 @@ bool fuzz_watch_read(const FuzzInput *in) {
     for (int r = 1; r < 3; r++) {
         const Piece *p = &in->pieces[r - 1];
         int pair[2];
-        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "%s", strerror(errno));
-        if (p->n > 0 && write(pair[1], p->bytes, p->n) < 0) REQUIRE(errno == EAGAIN, "%s", strerror(errno));
+        REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, pair) == 0, "%s",
+                strerror(errno));
+        if (p->n > 0 && write(pair[1], p->bytes, p->n) < 0)
+            REQUIRE(errno == EAGAIN, "%s", strerror(errno));
         if (in->variant % 2) shutdown(pair[1], SHUT_WR);
         polls[r].fd = pair[0], others[r] = pair[1];
     }

@@ -1,5 +1,5 @@
-// What the golden tests of models share: their size, limits, the model on the values of a file, steps, and logits of
-// the decoder.
+// What the golden tests of models share: their size, limits, the model on the values of a file,
+// steps, and logits of the decoder.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/model/model_decode.h"
@@ -20,22 +20,25 @@ typedef struct {
     double moved;                     // error of the final weights, relative to the way they went
 } Limits;
 
-// The files are right to 2^-24 = 6e-8. In fp32 an op is good to about 1e-6; thirty in a row, whose errors add as
-// squares, stay below 1e-5. A weight of size 1 that goes a way of 0.01 in ten steps is stored with an error of sqrt(10)
-// * 2^-25 = 1e-7, which is 1e-5 of its way; ten times that is the limit. In bf16 every stored value is off by 1.6e-3
-// rms (fp16: 2e-4). Residual stream and branches are rounded about ten times on the way up, and the layernorms and the
-// head weigh these errors by up to 2: 1e-2 for logits, two to four tolerances of one op. Gradients go as far down
-// again, through derivatives that were taken at the inexact values: twice that. Losses and norms are sums over many
-// such errors. AdamW divides a gradient by its size, so that small elements, where the error of 2e-2 is a larger share,
-// count as much as large ones: 0.05 of the way on average. In fp16 the smallest elements, below 2^-14 after scaling,
-// have fewer bits than the others: 40 tolerances instead of 25.
+// The files are right to 2^-24 = 6e-8. In fp32 an op is good to about 1e-6; thirty in a row, whose
+// errors add as squares, stay below 1e-5. A weight of size 1 that goes a way of 0.01 in ten steps
+// is stored with an error of sqrt(10)
+// * 2^-25 = 1e-7, which is 1e-5 of its way; ten times that is the limit. In bf16 every stored value
+// is off by 1.6e-3 rms (fp16: 2e-4). Residual stream and branches are rounded about ten times on
+// the way up, and the layernorms and the head weigh these errors by up to 2: 1e-2 for logits, two
+// to four tolerances of one op. Gradients go as far down again, through derivatives that were taken
+// at the inexact values: twice that. Losses and norms are sums over many such errors. AdamW divides
+// a gradient by its size, so that small elements, where the error of 2e-2 is a larger share, count
+// as much as large ones: 0.05 of the way on average. In fp16 the smallest elements, below 2^-14
+// after scaling, have fewer bits than the others: 40 tolerances instead of 25.
 static inline Limits golden_limits(DType dtype) {
     if (dtype == DTYPE_FP32) return (Limits){1e-5, 1e-5, 1e-5, 1e-5, 1e-5, 1e-4};
     const double one = op_tolerance(dtype);
     return (Limits){4 * one, one, 8 * one, one, one, (dtype == DTYPE_FP16 ? 40 : 25) * one};
 }
 
-// fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again. Others need none.
+// fp16 cannot hold the gradient of a mean loss: it is scaled, and the scale divided out again.
+// Others need none.
 static inline double loss_scale_of(DType dtype) { return dtype == DTYPE_FP16 ? 1024.0 : 1.0; }
 
 // The fp32 values of a tensor; the caller frees them.
@@ -51,8 +54,8 @@ static inline double *golden_values(SafetensorsFile *file, const SafetensorsEntr
 }
 
 // The model of a file, to train; recompute as -r takes it.
-static inline Model *golden_model(const char *path, const ModelConfig *config, OptimizerKind optimizer, DType dtype,
-                                  const char *recompute) {
+static inline Model *golden_model(const char *path, const ModelConfig *config,
+                                  OptimizerKind optimizer, DType dtype, const char *recompute) {
     Error err;
     ModelOptions options = {.config = *config,
                             .dtype = dtype,
@@ -78,8 +81,9 @@ static inline void golden_micro_step(Model *model, const uint16_t *windows, int 
 }
 
 // The losses and gradient norms of ten steps.
-static inline void golden_ten_steps(Model *model, Optimizer *optimizer, const uint16_t *windows, const double *rates,
-                                    double losses[STEPS], double norms[STEPS]) {
+static inline void golden_ten_steps(Model *model, Optimizer *optimizer, const uint16_t *windows,
+                                    const double *rates, double losses[STEPS],
+                                    double norms[STEPS]) {
     for (int step = 0; step < STEPS; step++) {
         golden_micro_step(model, windows, step);
         optimizer_norm(optimizer);
@@ -90,14 +94,17 @@ static inline void golden_ten_steps(Model *model, Optimizer *optimizer, const ui
     }
 }
 
-// The logits (B,T,V) of the decoder: row t from a prompt of t + 1 tokens, or, grown, token by token from one.
-static inline void golden_logits(Model *model, const uint16_t *windows, int64_t V, bool grown, double *got) {
+// The logits (B,T,V) of the decoder: row t from a prompt of t + 1 tokens, or, grown, token by token
+// from one.
+static inline void golden_logits(Model *model, const uint16_t *windows, int64_t V, bool grown,
+                                 double *got) {
     float *rows = malloc((size_t)(B * V) * sizeof *rows);
     for (int t = 0; t < T; t++) {
         int32_t tokens[B * T];
         const int first = grown && t > 0 ? t : 0, count = t + 1 - first;
         for (int b = 0; b < B; b++)
-            for (int i = 0; i < count; i++) tokens[b * count + i] = windows[b * (T + 1) + first + i];
+            for (int i = 0; i < count; i++)
+                tokens[b * count + i] = windows[b * (T + 1) + first + i];
         if (grown && t > 0)
             model_decode_step(model, tokens, rows);
         else

@@ -1,9 +1,10 @@
-// A tiny GPT-2 against PyTorch: logits, losses, every gradient, ten steps of AdamW, with and without steps that are
-// skipped, and of Muon, from files that dev/golden/generate.py wrote (its head lists them). First the fp64
-// specification, then the backend in each dtype it has.
+// A tiny GPT-2 against PyTorch: logits, losses, every gradient, ten steps of AdamW, with and
+// without steps that are skipped, and of Muon, from files that dev/golden/generate.py wrote (its
+// head lists them). First the fp64 specification, then the backend in each dtype it has.
 #include "test/golden/golden_case.h"
 
-static const char model_path[] = "test/golden/tiny_gpt2", expected_path[] = "test/golden/expected.safetensors",
+static const char model_path[] = "test/golden/tiny_gpt2",
+                  expected_path[] = "test/golden/expected.safetensors",
                   optimizers_path[] = "test/golden/optimizers.safetensors";
 
 static struct {
@@ -15,7 +16,8 @@ static struct {
     uint16_t *windows; // (STEPS, B, T+1), memory the device can copy from
 } golden;
 
-// ------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 // A tensor of expected.safetensors or optimizers.safetensors; the caller frees it.
 static double *expected(const char *prefix, const char *name, int64_t *n) {
@@ -47,7 +49,8 @@ static int open_files(void **state) {
     golden.expected = safetensors_open(expected_path, &err);
     golden.optimizers = golden.expected ? safetensors_open(optimizers_path, &err) : NULL;
     golden.weights = golden.optimizers ? weights_file_open(model_path, &err) : NULL;
-    golden.windows = golden.weights ? host_alloc((size_t)STEPS * WINDOWS * sizeof(uint16_t), &err) : NULL;
+    golden.windows =
+        golden.weights ? host_alloc((size_t)STEPS * WINDOWS * sizeof(uint16_t), &err) : NULL;
     if (!golden.windows) {
         print_error("%s\n", err.text);
         return -1;
@@ -63,18 +66,22 @@ static int open_files(void **state) {
 }
 
 static int close_files(void **state) {
-    safetensors_close(golden.expected), safetensors_close(golden.optimizers), weights_file_close(golden.weights);
+    safetensors_close(golden.expected), safetensors_close(golden.optimizers),
+        weights_file_close(golden.weights);
     free(golden.table), host_free(golden.windows);
     return op_group_teardown(state);
 }
 TestFixture test_all = {open_files, close_files};
 
-static void check(const char *name, const double *got, const double *want, int64_t n, double tolerance) {
+static void check(const char *name, const double *got, const double *want, int64_t n,
+                  double tolerance) {
     double error = op_relative_error(got, want, n);
-    if (!(error <= tolerance)) op_fail("%s: relative error %.3g, at most %.3g", name, error, tolerance);
+    if (!(error <= tolerance))
+        op_fail("%s: relative error %.3g, at most %.3g", name, error, tolerance);
 }
 
-// ----------------------------------------------------------------------------------------------------- specification
+// -------------------------------------------------------------------------------------------------
+// specification
 
 TEST(the_specification_agrees_with_pytorch) {
     enum { MAX_TENSORS = 64 };
@@ -103,7 +110,8 @@ TEST(the_specification_agrees_with_pytorch) {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- backend
+// -------------------------------------------------------------------------------------------------
+// backend
 
 static Limits limits_of(DType dtype) { return golden_limits(dtype); }
 
@@ -115,14 +123,16 @@ static Model *load_model(DType dtype) { return load_model_for(OPTIMIZER_ADAMW, d
 
 static void micro_step(Model *model, int step) { golden_micro_step(model, golden.windows, step); }
 
-// The decoder from prompts of every length, and token by token from one: row t of the logits each time.
+// The decoder from prompts of every length, and token by token from one: row t of the logits each
+// time.
 OP_TEST(logits_agree_with_pytorch) {
     Model *model = load_model(dtype);
     int64_t V = golden.config.V, n;
     double *want = expected("", "logits", &n), *got = malloc((size_t)n * sizeof *got);
     for (int grown = 0; grown < 2; grown++) {
         golden_logits(model, golden.windows, V, grown, got);
-        check(grown ? "logits, token by token" : "logits of prompts", got, want, n, limits_of(dtype).logits);
+        check(grown ? "logits, token by token" : "logits of prompts", got, want, n,
+              limits_of(dtype).logits);
     }
     free(want), free(got);
     model_destroy(model);
@@ -150,7 +160,8 @@ OP_TEST(every_gradient_agrees_with_pytorch) {
     micro_step(model, 0);
     for (int i = 0; i < golden.count; i++) {
         int64_t n, all = parameter_numel(&golden.table[i]);
-        double *want = expected("grad.", golden.table[i].name, &n), *got = op_values(model_tensors(model)[i].grad);
+        double *want = expected("grad.", golden.table[i].name, &n),
+               *got = op_values(model_tensors(model)[i].grad);
         for (int64_t j = 0; j < all; j++) got[j] /= loss_scale_of(dtype);
         check(golden.table[i].name, got, want, n, limits_of(dtype).gradients);
         for (int64_t j = n; j < all; j++) assert_true(got[j] == 0.0); // the padded vocabulary
@@ -165,23 +176,26 @@ static Optimizer *make_optimizer(Model *model) {
     double *adamw = expected("", "adamw", &n), *muon = expected("", "muon", &n);
     const bool is_muon = model_options(model)->optimizer == OPTIMIZER_MUON;
     OptimizerOptions options = {.momentum = (float)muon[0], .limits.clip = (float)adamw[4]};
-    optimizer_default_rates(model_options(model)->optimizer, is_muon ? muon[1] : adamw[3], options.rates);
+    optimizer_default_rates(model_options(model)->optimizer, is_muon ? muon[1] : adamw[3],
+                            options.rates);
     for (int i = 0; i < NUM_GROUPS; i++)
-        options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1], options.rates[i].eps = adamw[2];
+        options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1],
+        options.rates[i].eps = adamw[2];
     free(adamw), free(muon);
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
     return optimizer;
 }
 
-// Softmax does not see a shift of all scores of a row, so the gradient of the key bias is zero. AdamW divides the
-// rounding noise that is left by its own size and takes full steps in random directions: there is nothing to compare.
+// Softmax does not see a shift of all scores of a row, so the gradient of the key bias is zero.
+// AdamW divides the rounding noise that is left by its own size and takes full steps in random
+// directions: there is nothing to compare.
 static bool is_key_bias(const Parameter *p, int64_t j) {
     return p->spec == &parameter_specs[PARAM_QKVB] && j / golden.config.C == 1;
 }
 
-// How far each weight tensor is from PyTorch's, as a share of the way it went in ten steps: weights that did not move
-// at all would be wrong by 1.
+// How far each weight tensor is from PyTorch's, as a share of the way it went in ten steps: weights
+// that did not move at all would be wrong by 1.
 static void check_final_weights(const Model *model, const char *prefix, double tolerance) {
     for (int i = 0; i < golden.count; i++) {
         const Parameter *p = &golden.table[i];
@@ -196,8 +210,8 @@ static void check_final_weights(const Model *model, const char *prefix, double t
             way += pow(want[j] - start[j], 2.0);
         }
         if (!(sqrt(error / way) <= tolerance))
-            op_fail("%s after %d steps: off by %.3g of its way, at most %.3g", p->name, STEPS, sqrt(error / way),
-                    tolerance);
+            op_fail("%s after %d steps: off by %.3g of its way, at most %.3g", p->name, STEPS,
+                    sqrt(error / way), tolerance);
         free(want), free(start), free(now);
     }
 }
@@ -233,7 +247,8 @@ static void ten_steps(Model *model, Optimizer *optimizer, const bool skip[STEPS]
     free(rates);
 }
 
-static void check_ten_steps(OptimizerKind kind, DType dtype, const bool skip[STEPS], const char *prefix, double limit) {
+static void check_ten_steps(OptimizerKind kind, DType dtype, const bool skip[STEPS],
+                            const char *prefix, double limit) {
     Model *model = load_model_for(kind, dtype);
     Optimizer *optimizer = make_optimizer(model);
     ten_steps(model, optimizer, skip);
@@ -242,14 +257,16 @@ static void check_ten_steps(OptimizerKind kind, DType dtype, const bool skip[STE
     model_destroy(model);
 }
 
-// The count of updates, which the bias correction depends on, leaves out what GradScaler would have skipped. Errors of
-// updates add as squares and the way as their sum, so fewer updates are off by a larger share of it.
+// The count of updates, which the bias correction depends on, leaves out what GradScaler would have
+// skipped. Errors of updates add as squares and the way as their sum, so fewer updates are off by a
+// larger share of it.
 OP_TEST(adamw_with_skipped_steps_agrees_with_pytorch) {
     int64_t n;
     double *skipped = expected("", "skipped", &n);
     bool skip[STEPS] = {false};
     for (int64_t i = 0; i < n; i++) skip[(int)skipped[i]] = true;
-    check_ten_steps(OPTIMIZER_ADAMW, dtype, skip, "adamw.", limits_of(dtype).moved * sqrt(STEPS / (STEPS - (double)n)));
+    check_ten_steps(OPTIMIZER_ADAMW, dtype, skip, "adamw.",
+                    limits_of(dtype).moved * sqrt(STEPS / (STEPS - (double)n)));
     free(skipped);
 }
 

@@ -1,6 +1,6 @@
 // The ops of blocks after GPT-2 against transformers' own classes: losses and all gradients of tiny
-// Starcoder2, Llama, Qwen3 and Arcee models, put together from ops as a trainer does. From files that
-// dev/golden/generate_blocks.py wrote (its head lists them). In fp32.
+// Starcoder2, Llama, Qwen3 and Arcee models, put together from ops as a trainer does. From files
+// that dev/golden/generate_blocks.py wrote (its head lists them). In fp32.
 #include "llmc/device.h"
 #include "llmc/store/safetensors.h"
 #include "test/ops/op_test.h"
@@ -10,13 +10,26 @@
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-enum { B = 3, T = 16, N = B * T, V = 37, L = 2, C = 16, NH = 4, NKV = 2, D_FF = 24, MAX_T = 24, ARENA = 1 << 20 };
+enum {
+    B = 3,
+    T = 16,
+    N = B * T,
+    V = 37,
+    L = 2,
+    C = 16,
+    NH = 4,
+    NKV = 2,
+    D_FF = 24,
+    MAX_T = 24,
+    ARENA = 1 << 20
+};
 
 typedef struct {
     const char *name;
     int HS;
     float eps, base;
-    const char *up, *down; // names of the linear layers of the feed-forward part; gate and up with a comma
+    const char *up,
+        *down; // names of the linear layers of the feed-forward part; gate and up with a comma
 } Golden;
 
 static const Golden models[] = {
@@ -34,7 +47,8 @@ static struct {
     float *host; // what goes to the device or comes from it
 } m;
 
-// ------------------------------------------------------------------------------------------------------------- tensors
+// -------------------------------------------------------------------------------------------------
+// tensors
 
 static Tensor take(DType dtype, int64_t d0, int64_t d1, int64_t d2) {
     const Tensor t = tensor_make(m.memory + m.used, dtype, "tensor", d0, d1, d2, 0);
@@ -44,7 +58,8 @@ static Tensor take(DType dtype, int64_t d0, int64_t d1, int64_t d2) {
 }
 static Tensor fp32(int64_t d0, int64_t d1) { return take(DTYPE_FP32, d0, d1, 0); }
 
-// A weight, which may be several of the file one below the other, and its gradient. Absent: the model has none.
+// A weight, which may be several of the file one below the other, and its gradient. Absent: the
+// model has none.
 typedef struct {
     Tensor w, g;
     const SafetensorsEntry *of[3];
@@ -115,7 +130,8 @@ static void check_gradients(const Weight *x) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- the model
+// -------------------------------------------------------------------------------------------------
+// the model
 
 typedef struct {
     Weight w, b;
@@ -137,12 +153,15 @@ static void norm_forward(Tensor out, Tensor mean, Tensor rstd, Tensor in, const 
         rmsnorm_forward(out, rstd, in, ln->w.w, m.golden->eps);
 }
 
-static void norm_backward(Tensor din, Tensor dout, Tensor mean, Tensor rstd, Tensor in, const Layer *ln, bool add) {
+static void norm_backward(Tensor din, Tensor dout, Tensor mean, Tensor rstd, Tensor in,
+                          const Layer *ln, bool add) {
     if (ln->b.w.data)
-        layernorm_backward(gradient_to(din, add), gradient_to(ln->w.g, false), gradient_to(ln->b.g, false),
-                           gradient_none(), dout, in, mean, rstd, ln->w.w);
+        layernorm_backward(gradient_to(din, add), gradient_to(ln->w.g, false),
+                           gradient_to(ln->b.g, false), gradient_none(), dout, in, mean, rstd,
+                           ln->w.w);
     else
-        rmsnorm_backward(gradient_to(din, add), gradient_to(ln->w.g, false), gradient_none(), dout, in, rstd, ln->w.w);
+        rmsnorm_backward(gradient_to(din, add), gradient_to(ln->w.g, false), gradient_none(), dout,
+                         in, rstd, ln->w.w);
 }
 
 static void activation_forward(Tensor act, Tensor pre) {
@@ -178,8 +197,10 @@ static TestBlock block_make(int l) {
                    .k_norm = weight(prefix, "self_attn.k_norm", ".weight")};
     b.x = fp32(N, C), b.n1 = fp32(N, C), b.x2 = fp32(N, C), b.n2 = fp32(N, C);
     b.mean1 = fp32(N, 0), b.rstd1 = fp32(N, 0), b.mean2 = fp32(N, 0), b.rstd2 = fp32(N, 0);
-    b.packed = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS), b.rotated = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS);
-    b.rstds = fp32(N, NH + NKV), b.att = take(DTYPE_FP32, B, T, NH * HS), b.lse = take(DTYPE_FP32, B, NH, T);
+    b.packed = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS),
+    b.rotated = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS);
+    b.rstds = fp32(N, NH + NKV), b.att = take(DTYPE_FP32, B, T, NH * HS),
+    b.lse = take(DTYPE_FP32, B, NH, T);
     b.pre = fp32(N, tensor_rows(b.up.w.w)), b.act = fp32(N, D_FF);
     return b;
 }
@@ -187,8 +208,8 @@ static TestBlock block_make(int l) {
 static void block_forward(const TestBlock *b, Tensor out, Tensor table) {
     norm_forward(b->n1, b->mean1, b->rstd1, b->x, &b->ln1);
     matmul_forward(b->packed, b->n1, b->qkv.w.w, b->qkv.b.w);
-    qk_norm_rope_forward(b->rotated, b->rstds, b->packed, b->q_norm.w, b->k_norm.w, table, heads_of(NH, NKV),
-                         m.golden->eps, tensor_none());
+    qk_norm_rope_forward(b->rotated, b->rstds, b->packed, b->q_norm.w, b->k_norm.w, table,
+                         heads_of(NH, NKV), m.golden->eps, tensor_none());
     attention_forward(b->att, b->lse, b->rotated, heads_of(NH, NKV));
     matmul_residual_forward(b->x2, b->x, b->att, b->attproj.w.w, b->attproj.b.w);
     norm_forward(b->n2, b->mean2, b->rstd2, b->x2, &b->ln2);
@@ -200,20 +221,25 @@ static void block_forward(const TestBlock *b, Tensor out, Tensor table) {
 // dx: the gradient of the block's output on entry, of its input on return.
 static void block_backward(const TestBlock *b, Tensor dx, Tensor table) {
     const int HS = m.golden->HS;
-    Tensor dact = fp32(N, D_FF), dpre = fp32(N, tensor_cols(b->pre)), dn = fp32(N, C), datt = fp32(N, NH * HS);
+    Tensor dact = fp32(N, D_FF), dpre = fp32(N, tensor_cols(b->pre)), dn = fp32(N, C),
+           datt = fp32(N, NH * HS);
     Tensor dpacked = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS);
-    matmul_backward_weight(gradient_to(b->down.w.g, false), gradient_to(b->down.b.g, false), dx, b->act);
+    matmul_backward_weight(gradient_to(b->down.w.g, false), gradient_to(b->down.b.g, false), dx,
+                           b->act);
     matmul_backward_input(dact, dx, b->down.w.w);
     activation_backward(dpre, dact, b->pre);
-    matmul_backward_weight(gradient_to(b->up.w.g, false), gradient_to(b->up.b.g, false), dpre, b->n2);
+    matmul_backward_weight(gradient_to(b->up.w.g, false), gradient_to(b->up.b.g, false), dpre,
+                           b->n2);
     matmul_backward_input(dn, dpre, b->up.w.w);
     norm_backward(dx, dn, b->mean2, b->rstd2, b->x2, &b->ln2, true);
-    matmul_backward_weight(gradient_to(b->attproj.w.g, false), gradient_to(b->attproj.b.g, false), dx, b->att);
+    matmul_backward_weight(gradient_to(b->attproj.w.g, false), gradient_to(b->attproj.b.g, false),
+                           dx, b->att);
     matmul_backward_input(datt, dx, b->attproj.w.w);
     attention_backward(dpacked, datt, b->att, b->lse, b->rotated, heads_of(NH, NKV), NULL);
-    qk_norm_rope_backward(dpacked, gradient_to(b->q_norm.g, false), gradient_to(b->k_norm.g, false), b->packed,
-                          b->rstds, b->q_norm.w, b->k_norm.w, table, heads_of(NH, NKV));
-    matmul_backward_weight(gradient_to(b->qkv.w.g, false), gradient_to(b->qkv.b.g, false), dpacked, b->n1);
+    qk_norm_rope_backward(dpacked, gradient_to(b->q_norm.g, false), gradient_to(b->k_norm.g, false),
+                          b->packed, b->rstds, b->q_norm.w, b->k_norm.w, table, heads_of(NH, NKV));
+    matmul_backward_weight(gradient_to(b->qkv.w.g, false), gradient_to(b->qkv.b.g, false), dpacked,
+                           b->n1);
     matmul_backward_input(dn, dpacked, b->qkv.w.w);
     norm_backward(dx, dn, b->mean1, b->rstd1, b->x, &b->ln1, true);
 }
@@ -243,7 +269,14 @@ static void unpack_windows(Tensor tokens, Tensor targets) {
 static void model_case(const Golden *golden) {
     char path[128];
     Error err;
-    op_begin((OpsShape){.B = B, .T = T, .C = 48, .NH = NH, .NKV = NKV, .HS = golden->HS, .Vp = V, .num_tensors = 1},
+    op_begin((OpsShape){.B = B,
+                        .T = T,
+                        .C = 48,
+                        .NH = NH,
+                        .NKV = NKV,
+                        .HS = golden->HS,
+                        .Vp = V,
+                        .num_tensors = 1},
              "%s", golden->name);
     m.golden = golden, m.used = 0;
     m.memory = op_output(DTYPE_U8, "memory", DIMS(ARENA)).t.data;
@@ -255,18 +288,23 @@ static void model_case(const Golden *golden) {
     m.values = m.weights ? safetensors_open(path, &err) : NULL;
     if (!m.values) op_fail("%s", err.text);
 
-    const Weight wte = weight("model.", "embed_tokens", ".weight"), own_head = weight("", "lm_head", ".weight");
+    const Weight wte = weight("model.", "embed_tokens", ".weight"),
+                 own_head = weight("", "lm_head", ".weight");
     const Weight *head = own_head.w.data ? &own_head : &wte;
     const Layer lnf = layer("model.", "norm");
     TestBlock blocks[L];
     for (int l = 0; l < L; l++) blocks[l] = block_make(l);
-    Tensor tokens = take(DTYPE_I32, B, T, 0), targets = take(DTYPE_I32, N, 0, 0), last = take(DTYPE_FP32, B, T, C);
-    Tensor n = fp32(N, C), dn = fp32(N, C), mean = fp32(N, 0), rstd = fp32(N, 0), dx = take(DTYPE_FP32, B, T, C);
-    Tensor losses = fp32(N, 0), logits = fp32(N, V), table = take(DTYPE_FP32, MAX_T, 2, golden->HS / 2);
+    Tensor tokens = take(DTYPE_I32, B, T, 0), targets = take(DTYPE_I32, N, 0, 0),
+           last = take(DTYPE_FP32, B, T, C);
+    Tensor n = fp32(N, C), dn = fp32(N, C), mean = fp32(N, 0), rstd = fp32(N, 0),
+           dx = take(DTYPE_FP32, B, T, C);
+    Tensor losses = fp32(N, 0), logits = fp32(N, V),
+           table = take(DTYPE_FP32, MAX_T, 2, golden->HS / 2);
     unpack_windows(tokens, targets);
     rope_table(table, golden->base);
     embedding_forward(blocks[0].x, tokens, wte.w, tensor_none());
-    for (int l = 0; l < L; l++) block_forward(&blocks[l], l + 1 < L ? blocks[l + 1].x : last, table);
+    for (int l = 0; l < L; l++)
+        block_forward(&blocks[l], l + 1 < L ? blocks[l + 1].x : last, table);
     norm_forward(n, mean, rstd, last, &lnf);
     head_loss_backward(losses, dn, gradient_to(head->g, false), logits, n, head->w, targets, V,
                        loss_scale_make(1.0f / N, tensor_none()));
@@ -275,7 +313,8 @@ static void model_case(const Golden *golden) {
     embedding_backward(gradient_to(wte.g, head == &wte), gradient_none(), dx, tokens);
 
     check_values("", "losses", losses.data);
-    check_gradients(&wte), check_gradients(&own_head), check_gradients(&lnf.w), check_gradients(&lnf.b);
+    check_gradients(&wte), check_gradients(&own_head), check_gradients(&lnf.w),
+        check_gradients(&lnf.b);
     for (int l = 0; l < L; l++) check_block(&blocks[l]);
     safetensors_close(m.weights);
     safetensors_close(m.values);

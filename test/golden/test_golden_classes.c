@@ -1,12 +1,13 @@
-// Tiny models of transformers' classes Starcoder2, Llama, Qwen3, also with embed_norm, Arcee and Qwen2, read from the
-// files that save_pretrained wrote: logits, losses, every gradient and ten steps of AdamW, from files that
-// dev/golden/generate_blocks.py wrote (its head lists them).
+// Tiny models of transformers' classes Starcoder2, Llama, Qwen3, also with embed_norm, Arcee and
+// Qwen2, read from the files that save_pretrained wrote: logits, losses, every gradient and ten
+// steps of AdamW, from files that dev/golden/generate_blocks.py wrote (its head lists them).
 #include "test/golden/golden_case.h"
 #include <stdio.h>
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-static const char *const names[] = {"starcoder2", "llama", "qwen3", "arcee", "qwen2", "llama_biased", "normed"};
+static const char *const names[] = {"starcoder2", "llama",        "qwen3", "arcee",
+                                    "qwen2",      "llama_biased", "normed"};
 enum { NUM_NAMES = sizeof names / sizeof *names };
 
 static struct {
@@ -59,7 +60,8 @@ static void close_golden(void) {
     host_free(golden.windows);
 }
 
-static void check(const char *name, const double *got, const double *want, int64_t n, double tolerance) {
+static void check(const char *name, const double *got, const double *want, int64_t n,
+                  double tolerance) {
     double error = op_relative_error(got, want, n);
     if (!(error <= tolerance))
         op_fail("%s: %s: relative error %.3g, at most %.3g", golden.name, name, error, tolerance);
@@ -90,7 +92,8 @@ static int64_t numel(int i) { return parameter_numel(&golden.table[i]); }
 static void make_arrays(double *arrays[MAX_TENSORS], const Model *weights) {
     assert_true(golden.count <= MAX_TENSORS);
     for (int i = 0; i < golden.count; i++)
-        arrays[i] = weights ? op_values(model_tensors(weights)[i].weight) : malloc((size_t)numel(i) * sizeof(double));
+        arrays[i] = weights ? op_values(model_tensors(weights)[i].weight)
+                            : malloc((size_t)numel(i) * sizeof(double));
 }
 static void free_arrays(double *arrays[MAX_TENSORS]) {
     for (int i = 0; i < golden.count; i++) free(arrays[i]);
@@ -100,9 +103,9 @@ static void windows_of(int step, int32_t windows[WINDOWS]) {
     for (int i = 0; i < WINDOWS; i++) windows[i] = golden.windows[step * WINDOWS + i];
 }
 
-// The fp64 specification of the whole model against transformers, which computed in fp64 as well. The files are in
-// fp32, and so are the cosines of transformers, by which q and k were rotated, forward and backward: five roundings of
-// 2^-24.
+// The fp64 specification of the whole model against transformers, which computed in fp64 as well.
+// The files are in fp32, and so are the cosines of transformers, by which q and k were rotated,
+// forward and backward: five roundings of 2^-24.
 static void check_specification(void) {
     const double stored = 3e-7;
     double *params[MAX_TENSORS], *grads[MAX_TENSORS], losses[B * T];
@@ -117,30 +120,34 @@ static void check_specification(void) {
     free(want), want = expected("", "losses", &n);
     check("losses", losses, want, n, stored);
     free(want), free(logits);
-    for (int i = 0; i < golden.count; i++) check_gradient(i, grads[i], 1.0, (double[]){stored, stored, stored});
+    for (int i = 0; i < golden.count; i++)
+        check_gradient(i, grads[i], 1.0, (double[]){stored, stored, stored});
     free_arrays(params), free_arrays(grads);
     model_destroy(model);
 }
 
-// ------------------------------------------------------------------------------------------------------------- limits
+// -------------------------------------------------------------------------------------------------
+// limits
 
-// Relative errors, as in golden_case.h; in fp32 those of GPT-2. In 16 bits each model amplifies the roundings of its
-// stored tensors differently. The specification computes that share of the error, with the same roundings. The
-// roundings within ops add to it: in gradients up to op_limit_of_gradient. In logits they are the probabilities of two
-// blocks, and the norms weigh them by up to 2: 2 * sqrt(2) roundings of 1.6e-3 rms in bf16 make 4.5e-3, less than two
-// tolerances. Of ten gradient norms a few are off by ten times the others: AdamW's first step is as long as the rate,
-// so where rounding turns the sign of a small gradient the weight goes the other way. From 60 starts of each model,
-// weights off by up to 0.2%, ten norms in bf16 were off from those in fp32 by 0.0302 at most, with and without dot
-// products of bf16, 9 of 840 by over 0.02: limited to ten tolerances. The error of a final weight, as a share
-// of its way, relates to that of its gradient as in GPT-2.
+// Relative errors, as in golden_case.h; in fp32 those of GPT-2. In 16 bits each model amplifies the
+// roundings of its stored tensors differently. The specification computes that share of the error,
+// with the same roundings. The roundings within ops add to it: in gradients up to
+// op_limit_of_gradient. In logits they are the probabilities of two blocks, and the norms weigh
+// them by up to 2: 2 * sqrt(2) roundings of 1.6e-3 rms in bf16 make 4.5e-3, less than two
+// tolerances. Of ten gradient norms a few are off by ten times the others: AdamW's first step is as
+// long as the rate, so where rounding turns the sign of a small gradient the weight goes the other
+// way. From 60 starts of each model, weights off by up to 0.2%, ten norms in bf16 were off from
+// those in fp32 by 0.0302 at most, with and without dot products of bf16, 9 of 840 by over 0.02:
+// limited to ten tolerances. The error of a final weight, as a share of its way, relates to that of
+// its gradient as in GPT-2.
 typedef struct {
     double logits, losses, step_losses, norms;
     double gradients[MAX_TENSORS][3]; // of the parts that files hold
     double moved[MAX_TENSORS];
 } ModelLimits;
 
-static void set_gradient_limits(ModelLimits *limits, DType dtype, const Limits *gpt2, double *const *rounded,
-                                double *const *exact) {
+static void set_gradient_limits(ModelLimits *limits, DType dtype, const Limits *gpt2,
+                                double *const *rounded, double *const *exact) {
     for (int i = 0; i < golden.count; i++) {
         const Parameter *p = &golden.table[i];
         int64_t at = 0;
@@ -148,7 +155,8 @@ static void set_gradient_limits(ModelLimits *limits, DType dtype, const Limits *
         for (int part = 0; part < p->file_parts; part++) {
             const int64_t n = (p->file_parts > 1 ? p->parts[part] : p->file_rows) * p->cols;
             double *limit = &limits->gradients[i][part];
-            *limit = op_limit_of_gradient(dtype, op_relative_error(rounded[i] + at, exact[i] + at, n));
+            *limit =
+                op_limit_of_gradient(dtype, op_relative_error(rounded[i] + at, exact[i] + at, n));
             limits->moved[i] = fmax(limits->moved[i], gpt2->moved / gpt2->gradients * *limit);
             at += n;
         }
@@ -158,14 +166,18 @@ static void set_gradient_limits(ModelLimits *limits, DType dtype, const Limits *
 static ModelLimits limits_of(DType dtype) {
     const Limits gpt2 = golden_limits(dtype);
     const int64_t n = B * T * golden.config.V;
-    double *params[MAX_TENSORS], *rounded[MAX_TENSORS], *grads[MAX_TENSORS], *of_rounded[MAX_TENSORS];
-    double *logits = malloc((size_t)n * sizeof *logits), *logits_of_rounded = malloc((size_t)n * sizeof *logits);
+    double *params[MAX_TENSORS], *rounded[MAX_TENSORS], *grads[MAX_TENSORS],
+        *of_rounded[MAX_TENSORS];
+    double *logits = malloc((size_t)n * sizeof *logits),
+           *logits_of_rounded = malloc((size_t)n * sizeof *logits);
     int32_t windows[WINDOWS];
     Model *exact = load_model(DTYPE_FP32, "0"), *model = load_model(dtype, "0");
-    make_arrays(params, exact), make_arrays(rounded, model), make_arrays(grads, NULL), make_arrays(of_rounded, NULL);
+    make_arrays(params, exact), make_arrays(rounded, model), make_arrays(grads, NULL),
+        make_arrays(of_rounded, NULL);
     windows_of(0, windows);
     ref_gpt2(&golden.config, params, windows, B, T, NULL, logits, grads);
-    ref_gpt2_stored(&golden.config, dtype, loss_scale_of(dtype), rounded, windows, B, T, logits_of_rounded, of_rounded);
+    ref_gpt2_stored(&golden.config, dtype, loss_scale_of(dtype), rounded, windows, B, T,
+                    logits_of_rounded, of_rounded);
     for (int i = 0; i < golden.count; i++)
         for (int64_t j = 0; j < numel(i); j++) of_rounded[i][j] /= loss_scale_of(dtype);
     ModelLimits limits = {gpt2.logits, gpt2.losses, gpt2.step_losses, gpt2.norms, {{0}}, {0}};
@@ -180,7 +192,8 @@ static ModelLimits limits_of(DType dtype) {
     return limits;
 }
 
-// ------------------------------------------------------------------------------------------------------------ backend
+// -------------------------------------------------------------------------------------------------
+// backend
 
 static void micro_step(Model *model, int step) { golden_micro_step(model, golden.windows, step); }
 
@@ -241,8 +254,8 @@ static void check_final_weights(const Model *model, const Model *start, const do
         }
         free(now), free(before);
         if (!(sqrt(error / way) <= tolerances[i]))
-            op_fail("%s: %s after %d steps: off by %.3g of its way, at most %.3g", golden.name, p->name, STEPS,
-                    sqrt(error / way), tolerances[i]);
+            op_fail("%s: %s after %d steps: off by %.3g of its way, at most %.3g", golden.name,
+                    p->name, STEPS, sqrt(error / way), tolerances[i]);
     }
 }
 
@@ -251,11 +264,13 @@ static void check_ten_steps(DType dtype) {
     Model *model = load_model(dtype, "0"), *start = load_model(dtype, "0");
     Error err;
     int64_t n;
-    double *adamw = expected("", "adamw", &n), *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
+    double *adamw = expected("", "adamw", &n), *rates = expected("", "learning_rates", &n),
+           losses[STEPS], norms[STEPS];
     OptimizerOptions options = {.limits.clip = (float)adamw[4]};
     optimizer_default_rates(model_options(model)->optimizer, adamw[3], options.rates);
     for (int i = 0; i < NUM_GROUPS; i++)
-        options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1], options.rates[i].eps = adamw[2];
+        options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1],
+        options.rates[i].eps = adamw[2];
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
     golden_ten_steps(model, optimizer, golden.windows, rates, losses, norms);
@@ -295,7 +310,8 @@ static void check_recomputation(DType dtype) {
             model_read_bytes(all, a, 0, (int64_t)tensor_bytes(a), x);
             model_read_bytes(model, b, 0, (int64_t)tensor_bytes(b), y);
             if (memcmp(x, y, tensor_bytes(a)) != 0)
-                op_fail("%s: -r %s: the gradient of %s has other bits", golden.name, sets[s], golden.table[i].name);
+                op_fail("%s: -r %s: the gradient of %s has other bits", golden.name, sets[s],
+                        golden.table[i].name);
             free(x), free(y);
         }
         model_destroy(model);
@@ -319,7 +335,9 @@ TEST(the_specification_agrees_with_transformers) {
     }
 }
 OP_TEST(logits_agree_with_transformers) { for_each_model(dtype, check_logits); }
-OP_TEST(losses_and_gradients_agree_with_transformers) { for_each_model(dtype, check_losses_and_gradients); }
+OP_TEST(losses_and_gradients_agree_with_transformers) {
+    for_each_model(dtype, check_losses_and_gradients);
+}
 OP_TEST(ten_adamw_steps_agree_with_transformers) { for_each_model(dtype, check_ten_steps); }
 OP_TEST(recomputation_gives_the_same_bits) {
     op_without_fused_gelu();

@@ -1,5 +1,6 @@
-// Rows of the table in which every pair of values of two dimensions stands beside each other at least once: most
-// mistakes need two things to meet, and hardly one needs three. The same rows every time.
+// Rows of the table in which every pair of values of two dimensions stands beside each other at
+// least once: most mistakes need two things to meet, and hardly one needs three. The same rows
+// every time.
 #pragma once
 #include "test/invariants/table.h"
 
@@ -19,7 +20,8 @@ typedef struct {
 
 static bool pairs_fit(const Pairs *p, int a, int i, int b, int j) {
     const Value *x = p->value(a, i), *y = p->value(b, j);
-    return !p->absent[a][i] && !p->absent[b][j] && !(x->has & y->not_with) && !(y->has & x->not_with);
+    return !p->absent[a][i] && !p->absent[b][j] && !(x->has & y->not_with) &&
+           !(y->has & x->not_with);
 }
 
 static bool pairs_allow(const Pairs *p, const Row *row, int d, int i) {
@@ -31,12 +33,13 @@ static bool pairs_allow(const Pairs *p, const Row *row, int d, int i) {
 // Pairs that are new when a row takes this value.
 static int pairs_gain(const Pairs *p, const Row *row, int d, int i) {
     int gain = 0;
-    for (int e = 0; e < DIMENSIONS; e++) gain += e != d && row->values[e] != ANY && !p->met[d][i][e][row->values[e]];
+    for (int e = 0; e < DIMENSIONS; e++)
+        gain += e != d && row->values[e] != ANY && !p->met[d][i][e][row->values[e]];
     return gain;
 }
 
-// Chooses what is ANY, of each dimension the value that fits with the most new pairs; among equals another in each row.
-// False: nothing fits.
+// Chooses what is ANY, of each dimension the value that fits with the most new pairs; among equals
+// another in each row. False: nothing fits.
 static bool pairs_fill(const Pairs *p, Row *row) {
     int d = 0;
     while (d < DIMENSIONS && row->values[d] != ANY) d++;
@@ -46,7 +49,8 @@ static bool pairs_fill(const Pairs *p, Row *row) {
         int best = ANY, most = -1;
         for (int k = 0; k < p->counts[d]; k++) {
             const int i = (k + p->rows) % p->counts[d];
-            if (tried[i] || !pairs_allow(p, row, d, i) || pairs_gain(p, row, d, i) <= most) continue;
+            if (tried[i] || !pairs_allow(p, row, d, i) || pairs_gain(p, row, d, i) <= most)
+                continue;
             best = i, most = pairs_gain(p, row, d, i);
         }
         if (best == ANY) return false;
@@ -63,7 +67,8 @@ static void pairs_take(Pairs *p, const Row *row) {
     p->rows++;
 }
 
-// The next row; false: every pair that can be has met. A pair that fits alone but in no row counts as met.
+// The next row; false: every pair that can be has met. A pair that fits alone but in no row counts
+// as met.
 static bool pairs_next(Pairs *p, Row *row) {
     for (int d = 0; d < DIMENSIONS; d++)
         for (int e = 0; e < d; e++)

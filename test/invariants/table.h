@@ -1,12 +1,25 @@
-// THE TABLE: what a run may be made of, by dimension, and what must not change its bits. A value is words of the
-// command line; `again` are other words for the same. A row of the test is one value of each dimension and one
-// invariant.
+// THE TABLE: what a run may be made of, by dimension, and what must not change its bits. A value is
+// words of the command line; `again` are other words for the same. A row of the test is one value
+// of each dimension and one invariant.
 #pragma once
 #include "test/test.h"
 
-enum { FAMILY, OPTIMIZER, PRECISION, DATA, STEP, SCHEDULE, UPDATE, KEPT, CONTEXT, INVARIANT, DIMENSIONS };
+enum {
+    FAMILY,
+    OPTIMIZER,
+    PRECISION,
+    DATA,
+    STEP,
+    SCHEDULE,
+    UPDATE,
+    KEPT,
+    CONTEXT,
+    INVARIANT,
+    DIMENSIONS
+};
 
-// What does not go together: a value that has a bit, and one of another dimension with that bit in `not_with`.
+// What does not go together: a value that has a bit, and one of another dimension with that bit in
+// `not_with`.
 enum {
     HAS_ODD_SIZES = 1, // that are no multiples of 16, which fp8 needs
     HAS_WHOLE = 2,     // an optimizer of whole matrices, which --offload does not cut
@@ -33,10 +46,12 @@ static const Value family_values[] = {
     {"-e starcoder2:L=2,C=64,NH=2,NKV=1,HS=64,T=96"},
     {"-e llama:L=3,C=48,NH=3,NKV=1,T=96", "-e llama:L=3,C=48,NH=3,NKV=1,HS=16,T=96 --d-ff 128"},
     {"-e qwen2:L=3,C=64,NH=2,NKV=1,HS=64,T=96"},
-    {"-e qwen3:L=2,C=48,NH=3,HS=32,T=96", "-e qwen3:L=2,C=48,NH=3,NKV=3,HS=32,T=96,qk_norm=1,tied=1"},
+    {"-e qwen3:L=2,C=48,NH=3,HS=32,T=96",
+     "-e qwen3:L=2,C=48,NH=3,NKV=3,HS=32,T=96,qk_norm=1,tied=1"},
     {"-e arcee:L=2,C=64,NH=4,NKV=2,T=96", "-e arcee:L=2,C=64,NH=4,NKV=2,T=96 --d-ff 256"},
     {"-e starcoder2:L=3,C=64,NH=4,NKV=2,T=96,embed_norm=1"},
-    {"-e qwen3:L=2,C=48,NH=3,NKV=1,T=96,bias=1,tied=1"}, // no class of transformers has these blocks
+    {"-e qwen3:L=2,C=48,NH=3,NKV=1,T=96,bias=1,tied=1"}, // no class of transformers has these
+                                                         // blocks
     {"-e L=5,C=40,NH=5,T=96 --d-ff 72", NULL, HAS_ODD_SIZES},
 };
 
@@ -94,14 +109,20 @@ static const Value schedule_values[] = {
 static const Value update_values[] = {
     {""},
     {"--grad-clip 0.05 --seed 5", "-seed 5 --grad-clip 5e-2"},
-    {"--by-group embedding.beta2=0.99,vectors.decay=0.2,matrices.beta1=0.8 --lr-embedding 5e-3 --lr-vectors 1e-3",
-     "--lr-vectors 0.001 --lr-embedding 0.005 --by-group matrices.beta1=0.8,vectors.decay=0.2,embedding.beta2=0.99"},
+    {"--by-group embedding.beta2=0.99,vectors.decay=0.2,matrices.beta1=0.8 --lr-embedding 5e-3 "
+     "--lr-vectors 1e-3",
+     "--lr-vectors 0.001 --lr-embedding 0.005 --by-group "
+     "matrices.beta1=0.8,vectors.decay=0.2,embedding.beta2=0.99"},
     {"--offload optimizer", NULL, 0, HAS_WHOLE},
     {"--numerics-every 2 -v 2 -m 3"},
 };
 
 static const Value kept_values[] = {
-    {"-r 0"}, {"-r 3", "-r block"}, {"-r fc+layernorm"}, {"-r 1/2", "-r gelu/2"}, {"-r attention+qkvx1,attproj"},
+    {"-r 0"},
+    {"-r 3", "-r block"},
+    {"-r fc+layernorm"},
+    {"-r 1/2", "-r gelu/2"},
+    {"-r attention+qkvx1,attproj"},
 };
 
 static const Value context_values[] = {
@@ -111,14 +132,16 @@ static const Value context_values[] = {
     {"-t 48 --threads 2"},
 };
 
-// What must not matter. `more` comes after the words of the run, `environment` is that of the other run alone.
+// What must not matter. `more` comes after the words of the run, `environment` is that of the other
+// run alone.
 typedef enum {
     OTHER,   // the same run, with more
     SPELLED, // the same run in other words
     RESUMED, // cut back to a checkpoint, and resumed with more
 } Change;
 
-// A run takes a hundred times as long on the simulated GPU: what the backend knows nothing about is asked of the CPU.
+// A run takes a hundred times as long on the simulated GPU: what the backend knows nothing about is
+// asked of the CPU.
 typedef enum { ON_BOTH, ON_CPU, ON_GPU } Where;
 
 typedef struct {
@@ -141,7 +164,14 @@ static const Invariant invariants[] = {
     {{""}, "made_again", "", OTHER, 1, 1, true, ON_CPU},
     {{""}, "in_other_words", "", SPELLED, 1, 1, false, ON_CPU},
     {{""}, "resumed", "", RESUMED, 1, 1, true},
-    {{"-r qkv+gelu/1 --numerics-every 1"}, "resumed_that_keeps_other_activations", "", RESUMED, 1, 1, false, ON_CPU},
+    {{"-r qkv+gelu/1 --numerics-every 1"},
+     "resumed_that_keeps_other_activations",
+     "",
+     RESUMED,
+     1,
+     1,
+     false,
+     ON_CPU},
     {{"--offload optimizer", .not_with = HAS_WHOLE},
      "resumed_with_an_offloaded_state",
      "",
@@ -151,17 +181,45 @@ static const Invariant invariants[] = {
      false,
      ON_CPU},
     {{"", .not_with = NOT_BY_2}, "resumed_on_two_processes", "", RESUMED, 1, 2, true, ON_CPU},
-    {{"-z 0", .not_with = NOT_BY_4}, "of_four_processes_resumed_on_one", "", RESUMED, 4, 1, true, ON_CPU},
+    {{"-z 0", .not_with = NOT_BY_4},
+     "of_four_processes_resumed_on_one",
+     "",
+     RESUMED,
+     4,
+     1,
+     true,
+     ON_CPU},
     {{"-r 0"}, "that_keeps_everything", "", OTHER, 1, 1, false, ON_CPU},
     {{"-r 2"}, "that_repeats_gelu_and_layernorm", "", OTHER, 1, 1, false, ON_CPU},
     {{"-r 3"}, "that_repeats_whole_blocks", "", OTHER, 1, 1},
     {{"-r qkvx1,attention+gelu+attproj"}, "that_repeats_other_ops_in_each_block", "", OTHER, 1, 1},
-    {{"--offload optimizer", .not_with = HAS_WHOLE}, "with_an_offloaded_state", "", OTHER, 1, 1, false, ON_CPU},
+    {{"--offload optimizer", .not_with = HAS_WHOLE},
+     "with_an_offloaded_state",
+     "",
+     OTHER,
+     1,
+     1,
+     false,
+     ON_CPU},
     {{"--numerics-every 2"}, "whose_numbers_are_watched", "", OTHER, 1, 1},
     {{"-v 2 -m 5 -s 2 -g 6"}, "that_is_evaluated_in_between", "", OTHER, 1, 1},
     {{"", .not_with = NOT_BY_2}, "on_two_processes", "SIM_NCCL=delay:1", OTHER, 1, 2, true},
-    {{"-z 0", .not_with = NOT_BY_2}, "on_two_processes_with_all_of_the_state", "", OTHER, 1, 2, true, ON_CPU},
-    {{"", .not_with = NOT_BY_3}, "on_three_processes_that_wait", "PRETRAIN_COMM_OVERLAP=0", OTHER, 1, 3, true, ON_CPU},
+    {{"-z 0", .not_with = NOT_BY_2},
+     "on_two_processes_with_all_of_the_state",
+     "",
+     OTHER,
+     1,
+     2,
+     true,
+     ON_CPU},
+    {{"", .not_with = NOT_BY_3},
+     "on_three_processes_that_wait",
+     "PRETRAIN_COMM_OVERLAP=0",
+     OTHER,
+     1,
+     3,
+     true,
+     ON_CPU},
     {{"", .not_with = NOT_BY_4}, "on_four_processes", "SIM_NCCL=inprogress", OTHER, 1, 4, true},
     {{""}, "with_late_streams", "SIM_STREAMS=lazy", OTHER, 1, 1, true, ON_GPU},
     {{"--offload optimizer", .not_with = HAS_WHOLE},

@@ -1,9 +1,10 @@
-// What must not change a bit of a run does not: a resume, what the backward pass computes again, where the optimizer's
-// state lives, who computes a part of a step, who watches, in which words it was said. For every pair of values that a
-// run may be made of (table.h) there is a row; with TEST_INVARIANTS=all each family, optimizer and precision meets
-// every invariant.
+// What must not change a bit of a run does not: a resume, what the backward pass computes again,
+// where the optimizer's state lives, who computes a part of a step, who watches, in which words it
+// was said. For every pair of values that a run may be made of (table.h) there is a row; with
+// TEST_INVARIANTS=all each family, optimizer and precision meets every invariant.
 //
-// A run is the trainer itself, in a process that fork makes (trainer.h); what is compared are its log and its files.
+// A run is the trainer itself, in a process that fork makes (trainer.h); what is compared are its
+// log and its files.
 #include "dev/sim/sim_control.h"
 #include "test/invariants/pairs.h"
 #include "test/invariants/trainer.h"
@@ -12,13 +13,16 @@
 #include <xxhash.h>
 
 static bool is_simulated(void) { return sim_set_schedule != NULL; }
-static bool is_asked_here(const Invariant *v) { return v->where == ON_BOTH || (v->where == ON_GPU) == is_simulated(); }
+static bool is_asked_here(const Invariant *v) {
+    return v->where == ON_BOTH || (v->where == ON_GPU) == is_simulated();
+}
 static bool takes_all(void) {
     const char *all = getenv("TEST_INVARIANTS");
     return all && strcmp(all, "all") == 0;
 }
 
-// ----------------------------------------------------------------------------------------------------------- the table
+// -------------------------------------------------------------------------------------------------
+// the table
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
@@ -46,16 +50,20 @@ static const Value *value_of(int dimension, int i) {
 static void row_words(const Row *row, bool otherwise, char *words, size_t size) {
     const int64_t T = atoi(context_values[row->values[CONTEXT]].words + strlen("-t "));
     int n = snprintf(words, size, "-o run -n 0 -v 0 -s 0 --tokenizer none");
-    if (is_simulated()) n += snprintf(words + n, size - (size_t)n, " -ge 0"); // a fused GELU is not repeated
+    if (is_simulated())
+        n += snprintf(words + n, size - (size_t)n, " -ge 0"); // a fused GELU is not repeated
     for (int d = 0; d < INVARIANT; d++) {
         const Value *v = value_of(d, row->values[d]);
-        n += snprintf(words + n, size - (size_t)n, " %s", otherwise && v->again ? v->again : v->words);
+        n += snprintf(words + n, size - (size_t)n, " %s",
+                      otherwise && v->again ? v->again : v->words);
     }
-    n += snprintf(words + n, size - (size_t)n, " -d %lld", (long long)(step_values[row->values[STEP]].windows * T));
+    n += snprintf(words + n, size - (size_t)n, " -d %lld",
+                  (long long)(step_values[row->values[STEP]].windows * T));
     if ((size_t)n >= size) fail_msg("the words of a row are too long");
 }
 
-// --------------------------------------------------------------------------------------------------------------- a run
+// -------------------------------------------------------------------------------------------------
+// a run
 
 enum { WORDS = 1024, LOG = 4096 };
 
@@ -63,8 +71,9 @@ enum { WORDS = 1024, LOG = 4096 };
 typedef struct {
     char losses[LOG]; // and norms, rates and scales, by step
     int steps;
-    uint64_t evaluations;           // all that was validated
-    uint64_t weights, state, files; // the newest checkpoint: its tensors; where it is in its run; all of its bytes
+    uint64_t evaluations; // all that was validated
+    uint64_t weights, state,
+        files; // the newest checkpoint: its tensors; where it is in its run; all of its bytes
 } Ending;
 
 static const char *number_text(const cJSON *object, const char *key, char text[32]) {
@@ -83,9 +92,11 @@ static void read_log(const char *directory, Ending *o) {
         if (n > sizeof o->losses / 2) fail_msg("%s: more steps than there is room for", path);
         if (event && strcmp(json_string(event, "event"), "step") == 0) {
             o->steps++;
-            n += (size_t)snprintf(o->losses + n, sizeof o->losses - n, "step %g%s%s%s%s\n", json_number(event, "step"),
-                                  number_text(event, "loss", text[0]), number_text(event, "norm", text[1]),
-                                  number_text(event, "lr", text[2]), number_text(event, "loss_scale", text[3]));
+            n += (size_t)snprintf(o->losses + n, sizeof o->losses - n, "step %g%s%s%s%s\n",
+                                  json_number(event, "step"), number_text(event, "loss", text[0]),
+                                  number_text(event, "norm", text[1]),
+                                  number_text(event, "lr", text[2]),
+                                  number_text(event, "loss_scale", text[3]));
         }
         if (event && strcmp(json_string(event, "event"), "validation") == 0) {
             cJSON_DeleteItemFromObjectCaseSensitive(event, "time");
@@ -104,7 +115,8 @@ static uint64_t state_of(const char *text) {
     cJSON *state = cJSON_Parse(text);
     if (!state) fail_msg("trainer.json is no JSON");
     cJSON_DeleteItemFromObjectCaseSensitive(cJSON_GetObjectItemCaseSensitive(state, "data"), "val");
-    for (int i = 0; i < LENGTH(others); i++) cJSON_DeleteItemFromObjectCaseSensitive(state, others[i]);
+    for (int i = 0; i < LENGTH(others); i++)
+        cJSON_DeleteItemFromObjectCaseSensitive(state, others[i]);
     char *rest = cJSON_Print(state);
     const uint64_t digest = XXH3_64bits(rest, strlen(rest));
     cJSON_free(rest);
@@ -186,7 +198,8 @@ static const Ending *plain(const char *words) {
     return &known[count++].ending;
 }
 
-// ------------------------------------------------------------------------------------------------------------ its data
+// -------------------------------------------------------------------------------------------------
+// its data
 
 // Tokens that a model can learn something of.
 static void write_tokens(const char *name, int first, int n) {
@@ -195,7 +208,9 @@ static void write_tokens(const char *name, int first, int n) {
     AUTO_FREE uint16_t *tokens = malloc((size_t)n * sizeof *tokens);
     for (int i = 0; i < n; i++) tokens[i] = (uint16_t)(first + (7 * i * i + i / 5) % 80);
     FILE *f = fopen(tmp_file(name), "wb");
-    if (!f || fwrite(header, sizeof header, 1, f) != 1 || fwrite(tokens, 2, (size_t)n, f) != (size_t)n) abort();
+    if (!f || fwrite(header, sizeof header, 1, f) != 1 ||
+        fwrite(tokens, 2, (size_t)n, f) != (size_t)n)
+        abort();
     fclose(f);
 }
 
@@ -222,7 +237,8 @@ static int setup(void **state) {
 
 TestFixture test_all = {setup, tmp_teardown};
 
-// ----------------------------------------------------------------------------------------------------------- a row
+// -------------------------------------------------------------------------------------------------
+// a row
 
 static const char *difference(const Ending *a, const Ending *b, bool same_files) {
     if (strcmp(a->losses, b->losses) != 0) return "the losses differ";
@@ -258,7 +274,8 @@ static const char *check_resumed(const Invariant *v, const char *words, int numb
     const size_t last = checkpoints.gl_pathc - 1;
     globfree(&checkpoints);
     if (last == 0) fail_msg("one checkpoint is too few: %s", words);
-    for (size_t keep = takes_all() ? last : 1 + (size_t)number % last; !found && keep >= 1; keep--) {
+    for (size_t keep = takes_all() ? last : 1 + (size_t)number % last; !found && keep >= 1;
+         keep--) {
         cut_back(dir.path, keep);
         run(dir.path, again, v->environment, v->processes);
         const Ending resumed = ending_of(dir.path);
@@ -283,13 +300,15 @@ static void check_row(const Row *row, int number) {
     const Invariant *v = &invariants[row->values[INVARIANT]];
     char words[WORDS];
     row_words(row, false, words, sizeof words);
-    const char *found = v->change == RESUMED ? check_resumed(v, words, number) : check_other(v, row, words);
+    const char *found =
+        v->change == RESUMED ? check_resumed(v, words, number) : check_other(v, row, words);
     if (!found) return;
     failures++;
     print_error("%s: %s: train_gpt2 %s\n", v->name, found, words);
 }
 
-// ----------------------------------------------------------------------------------------------------------- the rows
+// -------------------------------------------------------------------------------------------------
+// the rows
 
 static Pairs pairs;
 
@@ -302,7 +321,8 @@ static void pairs_begin(void) {
     }
     for (int i = 0; i < LENGTH(precision_values); i++)
         pairs.absent[PRECISION][i] = (precision_values[i].has & HAS_FP16) && !is_simulated();
-    for (int i = 0; i < LENGTH(invariants); i++) pairs.absent[INVARIANT][i] = !is_asked_here(&invariants[i]);
+    for (int i = 0; i < LENGTH(invariants); i++)
+        pairs.absent[INVARIANT][i] = !is_asked_here(&invariants[i]);
 }
 
 // Every pair of values.
@@ -318,8 +338,8 @@ static int check_pairs(int invariant) {
     return count;
 }
 
-// Every family, optimizer and precision, which meet a third of the invariants: any three of these four meet. The other
-// values change from row to row, whatever the invariant.
+// Every family, optimizer and precision, which meet a third of the invariants: any three of these
+// four meet. The other values change from row to row, whatever the invariant.
 static int check_threes(int invariant) {
     int count = 0;
     pairs_begin();
@@ -330,11 +350,15 @@ static int check_threes(int invariant) {
                 for (int d = 0; d < DIMENSIONS; d++) row.values[d] = ANY;
                 row.values[FAMILY] = f, row.values[OPTIMIZER] = o, row.values[PRECISION] = p;
                 row.values[INVARIANT] = 0;
-                if (!pairs_allow(&pairs, &row, OPTIMIZER, o) || !pairs_allow(&pairs, &row, FAMILY, f)) continue;
+                if (!pairs_allow(&pairs, &row, OPTIMIZER, o) ||
+                    !pairs_allow(&pairs, &row, FAMILY, f))
+                    continue;
                 if (!pairs_fill(&pairs, &row)) continue;
                 pairs_take(&pairs, &row);
                 row.values[INVARIANT] = invariant;
-                if ((f + o + p + invariant) % 3 != 0 || !pairs_allow(&pairs, &row, INVARIANT, invariant)) continue;
+                if ((f + o + p + invariant) % 3 != 0 ||
+                    !pairs_allow(&pairs, &row, INVARIANT, invariant))
+                    continue;
                 check_row(&row, pairs.rows);
                 count++;
             }
@@ -356,11 +380,13 @@ __attribute__((constructor)) static void register_invariants(void) {
     for (int i = 0; i < LENGTH(invariants); i++) {
         if (!is_asked_here(&invariants[i])) continue;
         snprintf(names[i], sizeof names[i], "a_run_%s_has_the_same_bits", invariants[i].name);
-        test_add(i, (struct CMUnitTest){names[i], check_invariant, NULL, NULL, (void *)(uintptr_t)&invariants[i]});
+        test_add(i, (struct CMUnitTest){names[i], check_invariant, NULL, NULL,
+                                        (void *)(uintptr_t)&invariants[i]});
     }
 }
 
-// ------------------------------------------------------------------------------------------- what makes another run
+// ------------------------------------------------------------------------------------------- what
+// makes another run
 
 // Otherwise two rows of the table would be one, and a comparison of them would show nothing.
 TEST(each_value_of_the_table_makes_another_run) {

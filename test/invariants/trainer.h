@@ -1,5 +1,6 @@
-// The trainer as a function: train_gpt2.cu with another name for its main, called in a process that fork makes. No
-// program is started, nothing is linked and no limit of the machine is measured; all else is what a user's run does.
+// The trainer as a function: train_gpt2.cu with another name for its main, called in a process that
+// fork makes. No program is started, nothing is linked and no limit of the machine is measured; all
+// else is what a user's run does.
 #pragma once
 #include "test/fixture.h"
 #include "test/invariants/exchange.h"
@@ -23,7 +24,8 @@ int trainer_main(int argc, char **argv);
 #undef main
 #undef speed_measure
 
-// OpenMP reads how its threads wait before main: by spinning, which takes the processors from the other processes here.
+// OpenMP reads how its threads wait before main: by spinning, which takes the processors from the
+// other processes here.
 __attribute__((constructor)) static void trainer_wait_passively(int argc, char **argv) {
     (void)argc;
     if (getenv("OMP_WAIT_POLICY")) return;
@@ -55,7 +57,8 @@ static int trainer_listen(int *port) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t size = sizeof address;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 || listen(fd, EXCHANGE_PROCESSES) != 0 ||
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 ||
+        listen(fd, EXCHANGE_PROCESSES) != 0 ||
         getsockname(fd, (struct sockaddr *)&address, &size) != 0)
         perror("a port"), abort();
     *port = ntohs(address.sin_port);
@@ -64,19 +67,24 @@ static int trainer_listen(int *port) {
 
 // In the process that fork made.
 static int trainer_child(const char *directory, const char *arguments, const char *environment) {
-    static const int cmockas[] = {SIGFPE, SIGILL, SIGSEGV, SIGBUS, SIGSYS, SIGABRT}; // they would go on with its tests
-    static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command, *given;  // until the process ends
+    static const int cmockas[] = {SIGFPE, SIGILL, SIGSEGV,
+                                  SIGBUS, SIGSYS, SIGABRT}; // they would go on with its tests
+    static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command,
+        *given; // until the process ends
     for (size_t i = 0; i < sizeof cmockas / sizeof *cmockas; i++) signal(cmockas[i], SIG_DFL);
     alarm(TRAINER_SECONDS); // one that waits for a process that is dead
-    if (chdir(directory) != 0 || !freopen("stdout", "a", stdout) || !freopen("stderr", "a", stderr)) return 99;
-    if (!(given = strdup(environment)) || asprintf(&command, "train_gpt2 %s", arguments) < 0) return 99;
+    if (chdir(directory) != 0 || !freopen("stdout", "a", stdout) || !freopen("stderr", "a", stderr))
+        return 99;
+    if (!(given = strdup(environment)) || asprintf(&command, "train_gpt2 %s", arguments) < 0)
+        return 99;
     for (int i = trainer_split(given, variables); i > 0; i--) putenv(variables[i - 1]);
     return trainer_main(trainer_split(command, words), words);
 }
 
-// Runs the trainer with these words in a directory, as so many processes; environment: NAME=VALUE and blanks. The exit
-// code, or 128 and the signal; of the first process that failed.
-static int trainer_run(const char *directory, const char *arguments, const char *environment, int processes) {
+// Runs the trainer with these words in a directory, as so many processes; environment: NAME=VALUE
+// and blanks. The exit code, or 128 and the signal; of the first process that failed.
+static int trainer_run(const char *directory, const char *arguments, const char *environment,
+                       int processes) {
     pid_t children[EXCHANGE_PROCESSES];
     int port = 0, listener = -1, code = 0;
     fflush(NULL);
@@ -102,7 +110,8 @@ static int trainer_run(const char *directory, const char *arguments, const char 
         waitpid(-1, &status, 0);
         if (code != 0 || status == 0) continue;
         code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        for (int rank = 0; rank < processes; rank++) kill(children[rank], SIGKILL); // they would wait for it
+        for (int rank = 0; rank < processes; rank++)
+            kill(children[rank], SIGKILL); // they would wait for it
     }
     return code;
 }

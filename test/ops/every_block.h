@@ -1,11 +1,12 @@
-// The blocks that tests of whole models go through: GPT-2's, those of the families, and combinations that no family
-// has.
+// The blocks that tests of whole models go through: GPT-2's, those of the families, and
+// combinations that no family has.
 #pragma once
 #include "llmc/model/model_config.h"
 #include "test/test.h"
 
-// As -e takes them; gate: with SwiGLU, which no descriptor adds to a block with LayerNorm. Fewer heads of keys and
-// values, and heads that together are narrower or wider than the model, are in families and outside.
+// As -e takes them; gate: with SwiGLU, which no descriptor adds to a block with LayerNorm. Fewer
+// heads of keys and values, and heads that together are narrower or wider than the model, are in
+// families and outside.
 static const struct {
     const char *descriptor;
     bool gate;
@@ -26,8 +27,8 @@ static const struct {
 enum { NUM_BLOCKS = sizeof every_block / sizeof *every_block };
 
 // With a vocabulary whose padding the caller may change, and an MLP of d_ff, 0: the default.
-static inline ModelConfig block_of_shape(int i, int64_t L, int64_t C, int64_t NH, int64_t V, int64_t max_T,
-                                         int64_t d_ff) {
+static inline ModelConfig block_of_shape(int i, int64_t L, int64_t C, int64_t NH, int64_t V,
+                                         int64_t max_T, int64_t d_ff) {
     ModelConfig config;
     Error err;
     if (!model_config_parse(&config, every_block[i].descriptor, &err)) fail_msg("%s", err.text);

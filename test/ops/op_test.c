@@ -1,5 +1,6 @@
-// Tensors for op tests: allocation between guards, random values, transfer, comparison. See op_test.h.
-// Owns everything between op_begin and op_end in one registry, so that a failed test leaks nothing.
+// Tensors for op tests: allocation between guards, random values, transfer, comparison. See
+// op_test.h. Owns everything between op_begin and op_end in one registry, so that a failed test
+// leaks nothing.
 #include "test/ops/op_test.h"
 
 #include "llmc/base/random.h"
@@ -31,9 +32,11 @@ static struct {
 
 const DType op_dtypes[3] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 
-// ------------------------------------------------------------------------------------------------------ life of a test
+// -------------------------------------------------------------------------------------------------
+// life of a test
 
-// ThreadSanitizer and MemorySanitizer, which are slow, take one dtype unless TEST_FILTER says otherwise.
+// ThreadSanitizer and MemorySanitizer, which are slow, take one dtype unless TEST_FILTER says
+// otherwise.
 #if defined(__SANITIZE_THREAD__)
 #define DEFAULT_FILTER "*_bf16"
 #elif defined(__has_feature)
@@ -42,7 +45,9 @@ const DType op_dtypes[3] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 #endif
 #endif
 #ifdef DEFAULT_FILTER
-__attribute__((constructor)) static void choose_tests(void) { cmocka_set_test_filter(DEFAULT_FILTER); }
+__attribute__((constructor)) static void choose_tests(void) {
+    cmocka_set_test_filter(DEFAULT_FILTER);
+}
 #endif
 
 // TEST_ATTENTION=cudnn|own: attention of a GPU by this, not by the faster one.
@@ -134,9 +139,11 @@ void op_fail(const char *format, ...) {
 uint64_t op_seed(void) { return test.seed; }
 void op_random_restart(void) { test.stream = 0; }
 
-// ------------------------------------------------------------------------------------------------------------- tensors
+// -------------------------------------------------------------------------------------------------
+// tensors
 
-// Bytes in guards: 0xFFC1 twice is a NaN as fp32, fp16 and bf16, and differs from the NaN that poison writes.
+// Bytes in guards: 0xFFC1 twice is a NaN as fp32, fp16 and bf16, and differs from the NaN that
+// poison writes.
 static void fill_guard(uint16_t *guard) {
     for (size_t i = 0; i < GUARD_BYTES / 2; i++) guard[i] = 0xFFC1;
 }
@@ -193,7 +200,8 @@ static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_ch
     copy_h2d(e->block + test.offset, e->bytes, total, STREAM_COMPUTE);
     device_sync();
     memset(e->bytes, 0xFF, bytes);
-    if (t.dtype != DTYPE_U8) e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values
+    if (t.dtype != DTYPE_U8)
+        e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values
     return e;
 }
 
@@ -206,14 +214,16 @@ void op_upload(OpTensor *x) {
     void *bytes = malloc(tensor_bytes(x->t) + 1);
     for (int64_t i = 0; i < n; i++) {
         float value = (float)x->v[i];
-        convert_elements((char *)bytes + (size_t)i * dtype_size(x->t.dtype), x->t.dtype, &value, DTYPE_FP32, 1);
+        convert_elements((char *)bytes + (size_t)i * dtype_size(x->t.dtype), x->t.dtype, &value,
+                         DTYPE_FP32, 1);
         x->v[i] = ref_round(x->v[i], x->t.dtype);
     }
     op_write(x->t, bytes);
     free(bytes);
 }
 
-static OpTensor random_tensor(DType dtype, const char *name, OpDims dims, double scale, bool may_change) {
+static OpTensor random_tensor(DType dtype, const char *name, OpDims dims, double scale,
+                              bool may_change) {
     OpTensor x = entry_make(dtype, name, dims, may_change)->x;
     uint64_t stream = ++test.stream;
     for (int64_t i = 0; i < tensor_numel(x.t); i++) {
@@ -234,7 +244,9 @@ OpTensor op_inout(DType dtype, const char *name, OpDims dims, double scale) {
     return random_tensor(dtype, name, dims, scale, true);
 }
 
-OpTensor op_output(DType dtype, const char *name, OpDims dims) { return entry_make(dtype, name, dims, true)->x; }
+OpTensor op_output(DType dtype, const char *name, OpDims dims) {
+    return entry_make(dtype, name, dims, true)->x;
+}
 
 OpTensor op_tokens(const char *name, OpDims dims, int64_t V) {
     Entry *e = entry_make(DTYPE_I32, name, dims, false);
@@ -273,7 +285,8 @@ double *op_download(OpTensor x) {
     return test.scratch[test.num_scratch++] = op_values(x.t);
 }
 
-// --------------------------------------------------------------------------------------------------------------- cases
+// -------------------------------------------------------------------------------------------------
+// cases
 
 void op_begin(OpsShape shape, const char *format, ...) {
     va_list args;
@@ -282,7 +295,8 @@ void op_begin(OpsShape shape, const char *format, ...) {
     va_end(args);
     int64_t bytes = ops_workspace_bytes(shape), offset = test.offset;
     test.offset = 0; // the workspace is aligned
-    if (bytes > 0) ops_set_workspace(entry_make(DTYPE_U8, "workspace", DIMS(bytes), true)->x.t.data, bytes);
+    if (bytes > 0)
+        ops_set_workspace(entry_make(DTYPE_U8, "workspace", DIMS(bytes), true)->x.t.data, bytes);
     test.offset = offset;
 }
 
@@ -293,9 +307,11 @@ static void check_guards(const Entry *e) {
     const char *data = e->x.t.data;
     fill_guard(expected);
     read_device(guard, data - GUARD_BYTES, GUARD_BYTES);
-    if (memcmp(guard, expected, GUARD_BYTES) != 0) op_fail("bytes before %s were written", e->x.t.name);
+    if (memcmp(guard, expected, GUARD_BYTES) != 0)
+        op_fail("bytes before %s were written", e->x.t.name);
     read_device(guard, data + tensor_bytes(e->x.t), GUARD_BYTES);
-    if (memcmp(guard, expected, GUARD_BYTES) != 0) op_fail("bytes after %s were written", e->x.t.name);
+    if (memcmp(guard, expected, GUARD_BYTES) != 0)
+        op_fail("bytes after %s were written", e->x.t.name);
 }
 
 void op_end(void) {
@@ -313,11 +329,16 @@ void op_end(void) {
     release();
 }
 
-// ---------------------------------------------------------------------------------------------------------- comparison
+// -------------------------------------------------------------------------------------------------
+// comparison
 
-double op_tolerance(DType dtype) { return dtype == DTYPE_FP32 ? 1e-5 : dtype == DTYPE_FP16 ? 1e-3 : 4e-3; }
+double op_tolerance(DType dtype) {
+    return dtype == DTYPE_FP32 ? 1e-5 : dtype == DTYPE_FP16 ? 1e-3 : 4e-3;
+}
 
-double op_limit(DType dtype, int64_t n) { return (n < FEW_VALUES ? 2.0 : 1.0) * op_tolerance(dtype); }
+double op_limit(DType dtype, int64_t n) {
+    return (n < FEW_VALUES ? 2.0 : 1.0) * op_tolerance(dtype);
+}
 
 double op_limit_of_values(DType dtype, const double *values, int64_t n) {
     double squares = 0.0, fourths = 0.0;
@@ -349,17 +370,20 @@ void op_expect(const char *name, double error, double tolerance) {
 
 void op_expect_share(int64_t up, int64_t n, double f) {
     const double share = (double)up / (double)n, limit = 6.0 * sqrt(f * (1.0 - f) / (double)n);
-    if (fabs(share - f) > limit) op_fail("%g rounded up in a share of %g (limit %g)", f, share, limit);
+    if (fabs(share - f) > limit)
+        op_fail("%g rounded up in a share of %g (limit %g)", f, share, limit);
 }
 
 void op_check_scaled(OpTensor x, DType precision, double factor) {
     int64_t n = tensor_numel(x.t);
-    op_expect(x.t.name, op_relative_error(op_download(x), x.v, n), factor * op_limit_of_values(precision, x.v, n));
+    op_expect(x.t.name, op_relative_error(op_download(x), x.v, n),
+              factor * op_limit_of_values(precision, x.v, n));
 }
 
 void op_check(OpTensor x, DType precision) { op_check_scaled(x, precision, 1.0); }
 
-void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size, double factor) {
+void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size,
+                           double factor) {
     const int64_t n = tensor_numel(x.t);
     const double *got = op_download(x), norm = sqrt(ref_sumsq(x.v, n));
     const double of_size = op_limit(of_terms, n) * size * sqrt((double)n);
@@ -378,7 +402,8 @@ void op_check_values(OpTensor x) {
     const double *got = op_download(x);
     for (int64_t i = 0; i < tensor_numel(x.t); i++)
         if (!(got[i] == x.v[i]) && !(isnan(got[i]) && isnan(x.v[i])))
-            op_fail("%s: element %lld is %.9g, expected %.9g", x.t.name, (long long)i, got[i], x.v[i]);
+            op_fail("%s: element %lld is %.9g, expected %.9g", x.t.name, (long long)i, got[i],
+                    x.v[i]);
 }
 
 void op_check_logarithms(OpTensor x, DType precision, double factor) {

@@ -1,9 +1,11 @@
-// A parameter with all that its update reads and writes, on the device and in fp64, for the tests of the updates.
+// A parameter with all that its update reads and writes, on the device and in fp64, for the tests
+// of the updates.
 //
-// A test makes parameters, calls the ops with their .update and checks them with parameter_expect_update, which runs
-// the specification from the values that stood on the device before and then takes over what stands there now, so that
-// the next step is checked from its true beginning. What is rounded at random is compared with its neighbours; 8-bit
-// moments are compared as numbers, with the nearest number that has a code.
+// A test makes parameters, calls the ops with their .update and checks them with
+// parameter_expect_update, which runs the specification from the values that stood on the device
+// before and then takes over what stands there now, so that the next step is checked from its true
+// beginning. What is rounded at random is compared with its neighbours; 8-bit moments are compared
+// as numbers, with the nearest number that has a code.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/number.h"
@@ -25,8 +27,8 @@ typedef struct {
     int group, stream;
 } UpdateSpec;
 
-// The values that count stand in the .v of the tensors: weight.v (master.v) holds w as ops.h names it; m_values and
-// v_values the moments, decoded where they are codes.
+// The values that count stand in the .v of the tensors: weight.v (master.v) holds w as ops.h names
+// it; m_values and v_values the moments, decoded where they are codes.
 typedef struct {
     UpdateSpec spec;
     int64_t n;
@@ -36,11 +38,13 @@ typedef struct {
     int64_t updates; // that the next one is checked as
 } UpdateCase;
 
-static const UpdateParams update_params = {
-    .learning_rate = 0.1f,
-    .moments = {{0.9f, 0.95f, 1e-3f}, {0.8f, 0.99f, 1e-2f}, {0.95f, 0.9f, 2e-3f}, {0.7f, 0.999f, 3e-3f}},
-    .momentum = 0.9f,
-    .seed = 42};
+static const UpdateParams update_params = {.learning_rate = 0.1f,
+                                           .moments = {{0.9f, 0.95f, 1e-3f},
+                                                       {0.8f, 0.99f, 1e-2f},
+                                                       {0.95f, 0.9f, 2e-3f},
+                                                       {0.7f, 0.999f, 3e-3f}},
+                                           .momentum = 0.9f,
+                                           .seed = 42};
 enum { UPDATES = 3 }; // with the next one, unless a test says otherwise
 
 static inline const char *rule_name(UpdateRule rule) {
@@ -48,7 +52,9 @@ static inline const char *rule_name(UpdateRule rule) {
     return names[rule];
 }
 static inline const char *keep_name(Keep keep) {
-    return keep == WEIGHT_ALONE ? "weight alone" : keep == WEIGHT_AND_MASTER ? "master" : "compensation";
+    return keep == WEIGHT_ALONE        ? "weight alone"
+           : keep == WEIGHT_AND_MASTER ? "master"
+                                       : "compensation";
 }
 static inline bool rule_has_m(UpdateRule rule) { return rule != RULE_ADAFACTOR; }
 static inline bool spec_has_v(const UpdateSpec *s) {
@@ -56,8 +62,14 @@ static inline bool spec_has_v(const UpdateSpec *s) {
 }
 
 static inline OpsShape optimizer_shape(DType dtype, int num_tensors, int64_t factored) {
-    return (OpsShape){
-        .B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = num_tensors, .factored = factored, .dtype = dtype};
+    return (OpsShape){.B = 8,
+                      .T = 16,
+                      .C = 64,
+                      .NH = 1,
+                      .Vp = 128,
+                      .num_tensors = num_tensors,
+                      .factored = factored,
+                      .dtype = dtype};
 }
 
 // A decision to do update number `updates`.
@@ -75,7 +87,8 @@ static inline Tensor control_with(float grad_factor, int32_t skip) {
     c.skip = skip;
     return op_control(c);
 }
-static inline void control_set(Tensor control, int32_t updates, UpdateParams params, float grad_factor) {
+static inline void control_set(Tensor control, int32_t updates, UpdateParams params,
+                               float grad_factor) {
     const StepControl c = decision_of(updates, params, grad_factor);
     op_write(control, &c);
 }
@@ -83,14 +96,16 @@ static inline void control_set(Tensor control, int32_t updates, UpdateParams par
 // The distance from x to the next number of the dtype away from 0.
 static inline double ulp_of(double x, DType dtype) {
     const int bits = dtype == DTYPE_BF16 ? 8 : dtype == DTYPE_FP16 ? 11 : 24;
-    const int smallest = dtype == DTYPE_FP16 ? -13 : -125; // frexp's exponent of the smallest normal number
+    // frexp's exponent of the smallest normal number
+    const int smallest = dtype == DTYPE_FP16 ? -13 : -125;
     int exponent;
     frexp(x, &exponent);
     if (x == 0.0 || exponent < smallest) exponent = smallest;
     return ldexp(1.0, exponent - bits);
 }
 
-// ------------------------------------------------------------------------------------------------------- 8-bit moments
+// -------------------------------------------------------------------------------------------------
+// 8-bit moments
 
 static inline double decode8(uint8_t code, bool is_signed) {
     return (double)(is_signed ? dynamic8_decode_signed(code) : dynamic8_decode_unsigned(code));
@@ -106,7 +121,8 @@ static inline double distance8(double x, bool is_signed) {
         else
             high = middle;
     }
-    return fmin(fabs(x - decode8((uint8_t)low, is_signed)), fabs(decode8((uint8_t)high, is_signed) - x));
+    return fmin(fabs(x - decode8((uint8_t)low, is_signed)),
+                fabs(decode8((uint8_t)high, is_signed) - x));
 }
 
 static inline void download8(double *values, OpTensor codes, OpTensor scales, bool is_signed) {
@@ -114,7 +130,8 @@ static inline void download8(double *values, OpTensor codes, OpTensor scales, bo
     uint8_t *bytes = malloc((size_t)n);
     double *scale = op_values(scales.t);
     op_read(bytes, codes.t);
-    for (int64_t i = 0; i < n; i++) values[i] = decode8(bytes[i], is_signed) * scale[i / STATE_BLOCK];
+    for (int64_t i = 0; i < n; i++)
+        values[i] = decode8(bytes[i], is_signed) * scale[i / STATE_BLOCK];
     free(bytes), free(scale);
 }
 
@@ -138,16 +155,20 @@ static inline void upload8(double *values, OpTensor codes, OpTensor *scales, boo
     download8(values, codes, *scales, is_signed);
 }
 
-// -------------------------------------------------------------------------------------------------------------- making
+// -------------------------------------------------------------------------------------------------
+// making
 
-static inline OpDims dims_of(const UpdateSpec *s) { return s->cols ? DIMS(s->rows, s->cols) : DIMS(s->rows); }
+static inline OpDims dims_of(const UpdateSpec *s) {
+    return s->cols ? DIMS(s->rows, s->cols) : DIMS(s->rows);
+}
 
 // A moment: random, a few exactly 0; of second moments the square.
 static inline void make_moment(UpdateCase *p, bool is_first) {
     const DType dtype = p->spec.rule == RULE_ADAFACTOR ? DTYPE_FP32 : p->spec.state;
     const char *name = is_first ? "m" : "v";
     OpTensor *x = is_first ? &p->m : &p->v, *scale = is_first ? &p->m_scale : &p->v_scale;
-    OpTensor values = op_inout(dtype == DTYPE_U8 ? DTYPE_FP32 : dtype, name, dims_of(&p->spec), 0.3);
+    OpTensor values =
+        op_inout(dtype == DTYPE_U8 ? DTYPE_FP32 : dtype, name, dims_of(&p->spec), 0.3);
     for (int64_t i = 0; i < p->n; i++)
         if (is_first)
             values.v[i] *= i % 17 != 3;
@@ -168,29 +189,34 @@ static inline void make_moment(UpdateCase *p, bool is_first) {
 static inline void make_compensation(UpdateCase *p) {
     p->compensation = op_inout(p->spec.dtype, "compensation", dims_of(&p->spec), 0.25);
     for (int64_t i = 0; i < p->n; i++)
-        p->compensation.v[i] = fmax(-0.5, fmin(0.5, p->compensation.v[i])) * ulp_of(p->weight.v[i], p->spec.dtype);
+        p->compensation.v[i] =
+            fmax(-0.5, fmin(0.5, p->compensation.v[i])) * ulp_of(p->weight.v[i], p->spec.dtype);
     op_upload(&p->compensation);
     for (int64_t i = 0; i < p->n; i++) p->w[i] = p->weight.v[i] + p->compensation.v[i];
 }
 
 // Other gradients than in the step before; in step 0 those that are there.
 static inline void new_gradients(UpdateCase *p, int step) {
-    for (int64_t e = 0; e < p->n && step > 0; e++) p->grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
+    for (int64_t e = 0; e < p->n && step > 0; e++)
+        p->grad.v[e] *= (e + step) % 3 == 0 ? -0.5 : 1.25;
     op_upload(&p->grad);
 }
 
-// Lion takes a sign: no sum of fp32 near enough to 0 to have another one than in fp64, but some are 0.
+// Lion takes a sign: no sum of fp32 near enough to 0 to have another one than in fp64, but some are
+// 0.
 static inline void keep_signs_clear(UpdateCase *p, float grad_factor) {
     const double b1 = (double)update_params.moments[p->spec.group].beta1;
     for (int64_t i = 0; i < p->n; i++) {
         const double sum = b1 * p->m_values[i] + (1 - b1) * p->grad.v[i] * (double)grad_factor;
-        if (fabs(sum) < 1e-4) p->grad.v[i] = 1.0 / (double)grad_factor * (p->m_values[i] < 0.0 ? -1.0 : 1.0);
+        if (fabs(sum) < 1e-4)
+            p->grad.v[i] = 1.0 / (double)grad_factor * (p->m_values[i] < 0.0 ? -1.0 : 1.0);
         if (p->m_values[i] == 0.0 && i % 2) p->grad.v[i] = 0.0;
     }
     op_upload(&p->grad);
 }
 
-// Weights are small against the learning rate, so that an error of the update is not hidden by the weight itself.
+// Weights are small against the learning rate, so that an error of the update is not hidden by the
+// weight itself.
 static inline UpdateCase parameter_make(UpdateSpec spec) {
     UpdateCase p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1), .updates = UPDATES};
     p.weight = op_inout(spec.dtype, "weight", dims_of(&spec), 0.02);
@@ -234,7 +260,8 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
 }
 
 // optimizer_update of all tensors of a list that is made for this call.
-static inline void update_once(const UpdateTensor *tensors, int n, UpdateParams params, Tensor control) {
+static inline void update_once(const UpdateTensor *tensors, int n, UpdateParams params,
+                               Tensor control) {
     UpdateList list = update_list(tensors, n);
     optimizer_update(&list, 0, n, params, control);
     update_list_free(&list);
@@ -258,26 +285,31 @@ static inline uint64_t parameter_digest(const UpdateCase *p, uint64_t digest) {
     return digest;
 }
 
-// ------------------------------------------------------------------------------------------------------------ checking
+// -------------------------------------------------------------------------------------------------
+// checking
 
-// Elements of `size` were added and multiplied in fp32: three roundings of at most 2^-24 each, and one to spare.
+// Elements of `size` were added and multiplied in fp32: three roundings of at most 2^-24 each, and
+// one to spare.
 static inline double slack_of(double size) { return 0x1p-22 * size; }
 
-// What stands there is the exact value but for `ulps`: 0.5 where it was rounded to nearest, 1 where stochastically, to
-// a neighbour. What fp32 loses before that is measured by the terms, not by their sum: terms that cancel leave a sum of
-// few correct digits, and of a single element no limit relative to the sum holds for all seeds.
+// What stands there is the exact value but for `ulps`: 0.5 where it was rounded to nearest, 1 where
+// stochastically, to a neighbour. What fp32 loses before that is measured by the terms, not by
+// their sum: terms that cancel leave a sum of few correct digits, and of a single element no limit
+// relative to the sum holds for all seeds.
 static inline void expect_within(OpTensor x, const double *exact, const double *size, double ulps) {
     double *got = op_values(x.t);
     for (int64_t i = 0; i < tensor_numel(x.t); i++) {
-        const double slack = slack_of(size[i]), ulp = ulp_of(fabs(exact[i]) + slack, x.t.dtype); // beyond a power of 2
+        const double slack = slack_of(size[i]),
+                     ulp = ulp_of(fabs(exact[i]) + slack, x.t.dtype); // beyond a power of 2
         if (!(fabs(got[i] - exact[i]) <= ulps * ulp + slack))
-            op_fail("%s[%lld] is %.9g, not within %g ulp of %.9g", x.t.name, (long long)i, got[i], ulps, exact[i]);
+            op_fail("%s[%lld] is %.9g, not within %g ulp of %.9g", x.t.name, (long long)i, got[i],
+                    ulps, exact[i]);
     }
     free(got);
 }
 
-static inline void expect_nearest8(OpTensor codes, OpTensor scales, const double *exact, const double *size,
-                                   bool is_signed) {
+static inline void expect_nearest8(OpTensor codes, OpTensor scales, const double *exact,
+                                   const double *size, bool is_signed) {
     const int64_t n = tensor_numel(codes.t);
     double *got = calloc((size_t)n, sizeof *got), *scale = op_values(scales.t);
     download8(got, codes, scales, is_signed);
@@ -291,14 +323,17 @@ static inline void expect_nearest8(OpTensor codes, OpTensor scales, const double
         if (!(fabs(got_scale - largest) <= slack))
             op_fail("%s: scale %.9g, not %.9g", codes.t.name, got_scale, largest);
         for (int64_t i = begin; i < end && largest > 0.0; i++)
-            if (!(fabs(got[i] - exact[i]) <= distance8(exact[i] / largest, is_signed) * largest + 3.0 * slack))
-                op_fail("%s[%lld] is %.9g, the nearest to %.9g is %.3g away", codes.t.name, (long long)i, got[i],
-                        exact[i], distance8(exact[i] / largest, is_signed) * largest);
+            if (!(fabs(got[i] - exact[i]) <=
+                  distance8(exact[i] / largest, is_signed) * largest + 3.0 * slack))
+                op_fail("%s[%lld] is %.9g, the nearest to %.9g is %.3g away", codes.t.name,
+                        (long long)i, got[i], exact[i],
+                        distance8(exact[i] / largest, is_signed) * largest);
     }
     free(got), free(scale);
 }
 
-static inline void expect_moment(OpTensor x, OpTensor scales, double *exact, const double *size, bool is_signed) {
+static inline void expect_moment(OpTensor x, OpTensor scales, double *exact, const double *size,
+                                 bool is_signed) {
     if (!exact || !size) op_fail("%s: nothing to compare it with", x.t.name);
     if (x.t.dtype == DTYPE_U8)
         expect_nearest8(x, scales, exact, size, is_signed);
@@ -350,15 +385,17 @@ static inline RefUpdate parameter_reference(const UpdateCase *p) {
                        .rms = p->rms.v};
 }
 
-// How large the terms are that each weight is summed from: the specification with every term of one sign. A weight is
-// off by the roundings of these, however few correct digits terms that cancel leave of it.
+// How large the terms are that each weight is summed from: the specification with every term of one
+// sign. A weight is off by the roundings of these, however few correct digits terms that cancel
+// leave of it.
 static inline double *weight_sizes(const UpdateCase *p, UpdateParams params, double grad_factor) {
     const double *from[] = {p->w, p->grad.v, p->m_values, p->v_values};
     double *copy[4] = {0};
     for (int i = 0; i < 4; i++) {
         if (!from[i]) continue;
         copy[i] = malloc((size_t)p->n * sizeof **copy);
-        for (int64_t e = 0; e < p->n; e++) copy[i][e] = fabs(from[i][e]) * (i == 1 || i == 2 ? -1.0 : 1.0);
+        for (int64_t e = 0; e < p->n; e++)
+            copy[i][e] = fabs(from[i][e]) * (i == 1 || i == 2 ? -1.0 : 1.0);
     }
     RefUpdate t = parameter_reference(p);
     t.w = copy[0], t.grad = copy[1], t.m = copy[2], t.v = copy[3], t.weight_decay = -t.weight_decay;
@@ -367,9 +404,9 @@ static inline double *weight_sizes(const UpdateCase *p, UpdateParams params, dou
     return copy[0];
 }
 
-// w, and the weight made of it. AdamW is the longest way to a w: g, two products and a sum for m, as many for v and its
-// g^2, two corrections, a root, eps, a quotient, the decay, the rate and the difference, 16 roundings of at most 2^-24
-// of `size` each, four times slack_of.
+// w, and the weight made of it. AdamW is the longest way to a w: g, two products and a sum for m,
+// as many for v and its g^2, two corrections, a root, eps, a quotient, the decay, the rate and the
+// difference, 16 roundings of at most 2^-24 of `size` each, four times slack_of.
 static inline void expect_weight(const UpdateCase *p, double *size) {
     const DType dtype = p->spec.dtype;
     for (int64_t i = 0; i < p->n; i++) size[i] *= 4.0;
@@ -382,13 +419,16 @@ static inline void expect_weight(const UpdateCase *p, double *size) {
            *rest = op_values((p->compensation.t.data ? p->compensation : p->master).t);
     for (int64_t i = 0; i < p->n; i++) {
         if (p->spec.keep == WEIGHT_AND_MASTER) {
-            if (weight[i] != ref_round(rest[i], dtype)) op_fail("%g is not %g rounded", weight[i], rest[i]);
+            if (weight[i] != ref_round(rest[i], dtype))
+                op_fail("%g is not %g rounded", weight[i], rest[i]);
             continue;
         }
         // compensation was rounded too: by half of one of its own ulps, under 2^-p of itself.
-        const double bound = 0.5 * ulp_of(rest[i], dtype) + slack_of(size[i]), got = weight[i] + rest[i];
+        const double bound = 0.5 * ulp_of(rest[i], dtype) + slack_of(size[i]),
+                     got = weight[i] + rest[i];
         if (!(fabs(got - p->w[i]) <= bound))
-            op_fail("weight + compensation [%lld] is %.9g, not within %.3g of %.9g", (long long)i, got, bound, p->w[i]);
+            op_fail("weight + compensation [%lld] is %.9g, not within %.3g of %.9g", (long long)i,
+                    got, bound, p->w[i]);
         if (ref_round(weight[i] + rest[i] * (1.0 - 0x1p-7), dtype) != weight[i])
             op_fail("%g + %g is not the weight %g", weight[i], rest[i], weight[i]);
     }
@@ -398,8 +438,10 @@ static inline void expect_weight(const UpdateCase *p, double *size) {
 typedef void (*Specification)(const RefUpdate *t, UpdateParams params, double grad_factor);
 
 // The specification from the values before, and its moments against what stands on the device.
-static inline void expect_moments(UpdateCase *p, Specification specification, UpdateParams params, float grad_factor) {
-    double *m_size = calloc((size_t)p->n, sizeof *m_size), *v_size = calloc((size_t)p->n, sizeof *v_size);
+static inline void expect_moments(UpdateCase *p, Specification specification, UpdateParams params,
+                                  float grad_factor) {
+    double *m_size = calloc((size_t)p->n, sizeof *m_size),
+           *v_size = calloc((size_t)p->n, sizeof *v_size);
     for (int64_t i = 0; i < p->n; i++) {
         const double g = fabs(p->grad.v[i] * (double)grad_factor);
         if (p->m_values) m_size[i] = fabs(p->m_values[i]) + g;

@@ -8,11 +8,12 @@ TestFixture test_all = {op_group_setup, op_group_teardown};
 // do or do not fill its tiles, 256, which fills several; T one below, at and one above tiles of 64
 // and 128; three blocks of 128; more heads than run at once.
 static const HeadsShape cases[] = {
-    {1, 1, 16, 1, 1},    {2, 7, 24, 3, 3},    {1, 65, 40, 1, 1},  {2, 130, 64, 2, 2},  {1, 200, 48, 4, 4},
-    {3, 33, 21, 3, 3},   {1, 5, 5, 1, 1},     {1, 130, 64, 1, 1}, {1, 70, 128, 1, 1},  {2, 64, 64, 4, 4},
-    {1, 129, 192, 3, 3}, {1, 63, 96, 2, 2},   {1, 64, 144, 2, 2}, {2, 65, 80, 1, 1},   {1, 127, 96, 1, 1},
-    {1, 128, 104, 1, 1}, {1, 129, 120, 1, 1}, {1, 128, 64, 1, 1}, {1, 257, 128, 2, 2}, {1, 300, 64, 1, 1},
-    {2, 140, 56, 7, 7},  {1, 66, 256, 1, 1},  {1, 129, 14, 2, 2},
+    {1, 1, 16, 1, 1},    {2, 7, 24, 3, 3},   {1, 65, 40, 1, 1},   {2, 130, 64, 2, 2},
+    {1, 200, 48, 4, 4},  {3, 33, 21, 3, 3},  {1, 5, 5, 1, 1},     {1, 130, 64, 1, 1},
+    {1, 70, 128, 1, 1},  {2, 64, 64, 4, 4},  {1, 129, 192, 3, 3}, {1, 63, 96, 2, 2},
+    {1, 64, 144, 2, 2},  {2, 65, 80, 1, 1},  {1, 127, 96, 1, 1},  {1, 128, 104, 1, 1},
+    {1, 129, 120, 1, 1}, {1, 128, 64, 1, 1}, {1, 257, 128, 2, 2}, {1, 300, 64, 1, 1},
+    {2, 140, 56, 7, 7},  {1, 66, 256, 1, 1}, {1, 129, 14, 2, 2},
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
@@ -20,8 +21,9 @@ OP_TEST(attention_forward_matches) {
     for (int i = 0; i < NUM_CASES; i++) attention_forward_case(&cases[i], dtype, 1.0, 1.0);
 }
 
-// Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the running maximum. A
-// relative error of 2^-24 in a score of 100 is 6e-6 in its exponential, so the fp32 tolerance is doubled.
+// Scores of size 5^2 * sqrt(HS) / sqrt(HS) = 25, up to 100: exp overflows in fp32 without the
+// running maximum. A relative error of 2^-24 in a score of 100 is 6e-6 in its exponential, so the
+// fp32 tolerance is doubled.
 OP_TEST(large_scores_do_not_overflow) {
     attention_forward_case(&cases[3], dtype, 5.0, 2.0);
     attention_forward_case(&cases[8], dtype, 5.0, 2.0);
@@ -37,8 +39,9 @@ OP_TEST(attention_backward_matches) {
 // of several blocks of keys and no multiple of anything; more heads of k and v than threads; head
 // sizes of 64 and 128, and of one that no tensor core takes.
 static const HeadsShape grouped[] = {
-    {1, 1, 16, 2, 1},    {2, 7, 24, 4, 2},   {1, 65, 40, 8, 1},  {2, 130, 96, 6, 2},  {1, 200, 64, 4, 2},
-    {2, 129, 256, 4, 2}, {3, 33, 60, 12, 4}, {1, 70, 256, 2, 1}, {1, 257, 256, 4, 2},
+    {1, 1, 16, 2, 1},   {2, 7, 24, 4, 2},   {1, 65, 40, 8, 1},
+    {2, 130, 96, 6, 2}, {1, 200, 64, 4, 2}, {2, 129, 256, 4, 2},
+    {3, 33, 60, 12, 4}, {1, 70, 256, 2, 1}, {1, 257, 256, 4, 2},
 };
 enum { NUM_GROUPED = sizeof grouped / sizeof *grouped };
 
@@ -61,7 +64,8 @@ OP_TEST(attention_gives_the_same_bits_again) {
         lse[i] = op_output(DTYPE_FP32, i ? "the second lse" : "lse", DIMS(c->B, c->NH, c->T));
         dqkv[i] = op_output(dtype, i ? "the second dqkv" : "dqkv", DIMS(c->B, c->T, 3 * c->C));
         attention_forward(out[i].t, lse[i].t, qkv.t, heads_of((int)c->NH, (int)c->NH));
-        attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t, heads_of((int)c->NH, (int)c->NH), NULL);
+        attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t,
+                           heads_of((int)c->NH, (int)c->NH), NULL);
     }
     op_check_same_bits(out[0], out[1]);
     op_check_same_bits(lse[0], lse[1]);

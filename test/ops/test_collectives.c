@@ -1,5 +1,6 @@
-// The contract of llmc/comm/comm.h and of the collectives in llmc/device.h, whatever implements them: one process
-// alone, MPI, TCP, NCCL. Run alone it is one process; test/e2e/test_processes.py starts it as several.
+// The contract of llmc/comm/comm.h and of the collectives in llmc/device.h, whatever implements
+// them: one process alone, MPI, TCP, NCCL. Run alone it is one process; test/e2e/test_processes.py
+// starts it as several.
 
 #include "llmc/comm/comm.h"
 #include "llmc/device.h"
@@ -30,7 +31,8 @@ TestFixture test_all = {start_all, stop_all};
 // Every test goes this many rounds, as a wrong order of messages may pass once.
 enum { ROUNDS = 20 };
 
-// ------------------------------------------------------------------------------------------------------------- hosts
+// -------------------------------------------------------------------------------------------------
+// hosts
 
 TEST(ranks_are_counted) {
     assert_in_range(comm_rank(), 0, comm_size() - 1);
@@ -45,11 +47,13 @@ TEST(gather_has_the_bytes_of_all_in_the_order_of_ranks) {
     for (int round = 0; round < ROUNDS; round++) {
         const size_t n = sizes[round % 4];
         unsigned char *mine = malloc(n), *all = malloc(n * (size_t)comm_size());
-        for (size_t i = 0; i < n; i++) mine[i] = (unsigned char)((size_t)comm_rank() * 37 + i * 11 + (size_t)round);
+        for (size_t i = 0; i < n; i++)
+            mine[i] = (unsigned char)((size_t)comm_rank() * 37 + i * 11 + (size_t)round);
         assert_ok(comm_gather(mine, all, n, &err));
         for (int p = 0; p < comm_size(); p++)
             for (size_t i = 0; i < n; i++)
-                if (all[(size_t)p * n + i] != (unsigned char)((size_t)p * 37 + i * 11 + (size_t)round))
+                if (all[(size_t)p * n + i] !=
+                    (unsigned char)((size_t)p * 37 + i * 11 + (size_t)round))
                     fail_msg("byte %zu of process %d", i, p);
         free(mine), free(all);
     }
@@ -96,12 +100,15 @@ TEST(what_differs_is_named_with_both_values) {
     assert_non_null(strstr(err.text, "has 0: "));
 }
 
-// ----------------------------------------------------------------------------------------------------------- devices
+// -------------------------------------------------------------------------------------------------
+// devices
 
 enum { MOST = 16, SLICE = 1021 * 4 }; // bytes: a multiple of 4, and of nothing else
 
 // Word i of what process `from` sends to process `to` in a round.
-static int32_t word(int from, int to, int i, int round) { return ((from * 100 + to) * 4096 + i) * 50 + round; }
+static int32_t word(int from, int to, int i, int round) {
+    return ((from * 100 + to) * 4096 + i) * 50 + round;
+}
 
 typedef struct {
     int32_t *host;        // (size, SLICE)
@@ -127,7 +134,8 @@ static void free_buffers(Buffers b) {
 
 static void upload(const Buffers *b, void *to, int round) {
     for (int p = 0; p < comm_size(); p++)
-        for (int i = 0; i < SLICE / 4; i++) b->host[p * (SLICE / 4) + i] = word(comm_rank(), p, i, round);
+        for (int i = 0; i < SLICE / 4; i++)
+            b->host[p * (SLICE / 4) + i] = word(comm_rank(), p, i, round);
     copy_h2d(to, b->host, (size_t)comm_size() * SLICE, STREAM_COMPUTE);
     device_sync();
 }
@@ -139,7 +147,8 @@ static void check(const Buffers *b, const void *at, int to, int round) {
     for (int p = 0; p < comm_size(); p++)
         for (int i = 0; i < SLICE / 4; i++)
             if (b->host[p * (SLICE / 4) + i] != word(p, to < 0 ? p : to, i, round))
-                fail_msg("process %d, round %d: word %d of the slice of process %d", comm_rank(), round, i, p);
+                fail_msg("process %d, round %d: word %d of the slice of process %d", comm_rank(),
+                         round, i, p);
 }
 
 // Connects the devices once; on the CPU without MPI it says how to start.
@@ -149,7 +158,8 @@ static void connect(void) {
     if (connected) return;
     const bool ok = comm_rank() > 0 || device_comm_id(id, &err);
     if (!ok && comm_size() == 1) {
-        if (strcmp(device_facts()->backend, "cpu") == 0) assert_non_null(strstr(err.text, "mpirun"));
+        if (strcmp(device_facts()->backend, "cpu") == 0)
+            assert_non_null(strstr(err.text, "mpirun"));
         printf("alone there is nothing to exchange: %s\n", err.text);
         skip();
     }
@@ -200,7 +210,8 @@ TEST(two_requests_are_in_flight_at_once) {
     free_buffers(b);
 }
 
-// Parts of any size, in any order, with gaps; that of process 1 is empty, and every fourth round all are.
+// Parts of any size, in any order, with gaps; that of process 1 is empty, and every fourth round
+// all are.
 static void irregular_parts(Range *parts, int round) {
     int64_t end = 4 * (round % 3);
     for (int i = 0; i < comm_size(); i++) {
@@ -260,8 +271,9 @@ TEST(many_requests_are_completed_in_any_order) {
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < MANY; i++) {
             upload(&b[i], b[i].send, i);
-            assert_ok(i % 2 ? device_all_gather(b[i].send, b[i].slices, 100 * i, &err)
-                            : device_all_to_all(b[i].recv[0], b[i].send, b[i].slices, 100 * i, &err));
+            assert_ok(i % 2
+                          ? device_all_gather(b[i].send, b[i].slices, 100 * i, &err)
+                          : device_all_to_all(b[i].recv[0], b[i].send, b[i].slices, 100 * i, &err));
             device_comm_progress();
         }
         for (int k = 0; k < MANY; k++) {

@@ -3,13 +3,15 @@
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
-// B T C V Vp maxT: one token; rows that are no multiple of 8 and a vocabulary of 7 (every token repeated); odd C;
-// more rows than one block; rows longer than one block; the same token everywhere, 9,000 times; large vocabularies;
-// odd C and so few tokens that their runs cross blocks.
+// B T C V Vp maxT: one token; rows that are no multiple of 8 and a vocabulary of 7 (every token
+// repeated); odd C; more rows than one block; rows longer than one block; the same token
+// everywhere, 9,000 times; large vocabularies; odd C and so few tokens that their runs cross
+// blocks.
 static const EmbeddingShape cases[] = {
-    {1, 1, 24, 7, 128, 1},          {3, 7, 40, 7, 128, 9},     {2, 65, 16, 200, 256, 128}, {5, 3, 21, 61, 128, 3},
-    {1, 200, 48, 7, 128, 200},      {2, 65, 2080, 5, 128, 65}, {9, 1000, 8, 1, 128, 1000}, {6, 300, 8, 1000, 1024, 300},
-    {2, 35, 8, 100000, 100096, 40}, {3, 70, 37, 3, 128, 70},
+    {1, 1, 24, 7, 128, 1},      {3, 7, 40, 7, 128, 9},        {2, 65, 16, 200, 256, 128},
+    {5, 3, 21, 61, 128, 3},     {1, 200, 48, 7, 128, 200},    {2, 65, 2080, 5, 128, 65},
+    {9, 1000, 8, 1, 128, 1000}, {6, 300, 8, 1000, 1024, 300}, {2, 35, 8, 100000, 100096, 40},
+    {3, 70, 37, 3, 128, 70},
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
@@ -21,7 +23,8 @@ OP_TEST(embedding_backward_matches) {
     for (int i = 0; i < NUM_CASES; i++) {
         for (int accumulate = 0; accumulate <= 1; accumulate++) {
             embedding_backward_case(&cases[i], dtype, DTYPE_FP32, true, accumulate);
-            if (dtype != DTYPE_FP32) embedding_backward_case(&cases[i], dtype, dtype, true, accumulate);
+            if (dtype != DTYPE_FP32)
+                embedding_backward_case(&cases[i], dtype, dtype, true, accumulate);
         }
     }
 }
@@ -42,7 +45,8 @@ OP_TEST(the_norm_of_embeddings_and_its_gradient_match) {
     for (int i = 0; i < NUM_CASES; i++)
         for (int backward = 0; backward <= 1; backward++)
             for (int k = 0; k < 3; k++)
-                if (i == 0 || k == (i + backward) % 3) embedding_norm_case(&cases[i], dtype, scales[k], backward);
+                if (i == 0 || k == (i + backward) % 3)
+                    embedding_norm_case(&cases[i], dtype, scales[k], backward);
 }
 
 OP_TEST(slices_of_tensors_match) {
@@ -61,8 +65,8 @@ OP_TEST(slices_of_tensors_match) {
 // Tokens cross as u16, or as i32 for vocabularies beyond 65,536; both are values up to the largest.
 static void unpack_case(DType from) {
     enum { B = 3, T = 13 };
-    op_begin((OpsShape){.B = B, .T = T, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 1}, "batch_unpack of %s",
-             dtype_name(from));
+    op_begin((OpsShape){.B = B, .T = T, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 1},
+             "batch_unpack of %s", dtype_name(from));
     int32_t values[B * (T + 1)], inputs[B * T], targets[B * T], got[B * T];
     uint16_t narrow[B * (T + 1)];
     for (int i = 0; i < B * (T + 1); i++) {
@@ -70,7 +74,8 @@ static void unpack_case(DType from) {
         narrow[i] = (uint16_t)values[i];
     }
     OpTensor windows = op_output(from, "windows", DIMS(B, T + 1));
-    OpTensor in = op_output(DTYPE_I32, "inputs", DIMS(B, T)), target = op_output(DTYPE_I32, "targets", DIMS(B, T));
+    OpTensor in = op_output(DTYPE_I32, "inputs", DIMS(B, T)),
+             target = op_output(DTYPE_I32, "targets", DIMS(B, T));
     op_write(windows.t, from == DTYPE_U16 ? (const void *)narrow : (const void *)values);
     batch_unpack(in.t, target.t, windows.t);
     ref_batch_unpack(inputs, targets, values, B, T);

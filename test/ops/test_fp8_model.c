@@ -1,5 +1,6 @@
-// A small GPT-2 with --fp8 on the running backend: its gradients against those of bf16, and that they are the same bits
-// whatever is recomputed, evaluated or decoded in between, and after the scales went through a checkpoint.
+// A small GPT-2 with --fp8 on the running backend: its gradients against those of bf16, and that
+// they are the same bits whatever is recomputed, evaluated or decoded in between, and after the
+// scales went through a checkpoint.
 #include "llmc/model/model_decode.h"
 #include "test/ops/random_values.h"
 #include <math.h>
@@ -51,30 +52,37 @@ static Model *make_model(Precision precision, bool train, int recompute) {
 
 // Another draw in every step, and larger ones: the scales have to move.
 static void set_weights(Model *model, int step) {
-    random_weights(model, STREAM_WEIGHTS + (uint64_t)(step * MAX_TENSORS), 0.15f * (float)(step + 1));
+    random_weights(model, STREAM_WEIGHTS + (uint64_t)(step * MAX_TENSORS),
+                   0.15f * (float)(step + 1));
 }
 
 static void run_micro_steps(Model *model, int step, int64_t batch) {
     for (int64_t b = 0; b < B; b += batch) {
-        model_load_batch(model, windows + (step * B + b) * SPAN, B - b < batch ? B - b : batch, T, sizeof *windows);
+        model_load_batch(model, windows + (step * B + b) * SPAN, B - b < batch ? B - b : batch, T,
+                         sizeof *windows);
         model_forward_backward(model, B * T, b == 0);
     }
     device_sync();
 }
 
-static uint64_t digest_of(uint64_t digest, Tensor t) { return op_digest(digest, (OpTensor){.t = t}); }
+static uint64_t digest_of(uint64_t digest, Tensor t) {
+    return op_digest(digest, (OpTensor){.t = t});
+}
 
 // Of the losses and all gradients.
 static uint64_t digest_step(Model *model) {
     uint64_t digest = digest_of(0, model_sequence_losses(model));
-    for (int i = 0; i < model_num_tensors(model); i++) digest = digest_of(digest, model_tensors(model)[i].grad);
+    for (int i = 0; i < model_num_tensors(model); i++)
+        digest = digest_of(digest, model_tensors(model)[i].grad);
     return digest;
 }
 
-// ----------------------------------------------------------------------------------------------------------- gradients
+// -------------------------------------------------------------------------------------------------
+// gradients
 
 static void read_gradients(Model *model, double *gradients[MAX_TENSORS]) {
-    for (int i = 0; i < model_num_tensors(model); i++) gradients[i] = op_values(model_tensors(model)[i].grad);
+    for (int i = 0; i < model_num_tensors(model); i++)
+        gradients[i] = op_values(model_tensors(model)[i].grad);
 }
 
 static double mean_loss(Model *model) {
@@ -84,12 +92,14 @@ static double mean_loss(Model *model) {
     return loss;
 }
 
-// Rounding to m bits of mantissa is wrong by 2^-m / sqrt(12) of the power of two below a number, rms, and numbers are
-// 1.53 times that power, rms: 2.4% in e4m3, 4.7% in e5m2. A matmul adds the squares of its two operands' errors: 3.3%
-// forward, 5.3% backward. The gradient of the first block has passed through 4 L matmuls forward and 4 L backward:
+// Rounding to m bits of mantissa is wrong by 2^-m / sqrt(12) of the power of two below a number,
+// rms, and numbers are 1.53 times that power, rms: 2.4% in e4m3, 4.7% in e5m2. A matmul adds the
+// squares of its two operands' errors: 3.3% forward, 5.3% backward. The gradient of the first block
+// has passed through 4 L matmuls forward and 4 L backward:
 //   sqrt(8 (0.033^2 + 0.053^2)) = 18%, if every one is passed on in full;
-// twice that is allowed for layernorm, GELU and softmax, where errors may grow, and for vectors, which average over few
-// of them (8 seeds: 3 to 24%). No less than half a percent is expected: without fp8 the bits would be the same.
+// twice that is allowed for layernorm, GELU and softmax, where errors may grow, and for vectors,
+// which average over few of them (8 seeds: 3 to 24%). No less than half a percent is expected:
+// without fp8 the bits would be the same.
 enum { FULL_ROUNDING = 18 }; // percent
 static void check_gradients(void) {
     double *expected[MAX_TENSORS], *gradients[MAX_TENSORS], loss = 0.0;
@@ -104,7 +114,8 @@ static void check_gradients(void) {
         for (int i = 0; precision != IN_BF16 && i < model_num_tensors(model); i++) {
             const Parameter *p = &model_parameters(model)[i];
             const double error = op_relative_error(gradients[i], expected[i], parameter_numel(p));
-            if (!(error >= 0.005 && error <= 0.02 * FULL_ROUNDING)) op_fail("%s is off by %g", p->name, error);
+            if (!(error >= 0.005 && error <= 0.02 * FULL_ROUNDING))
+                op_fail("%s is off by %g", p->name, error);
             free(gradients[i]);
         }
         for (int i = 0; precision == IN_FP8 && i < model_num_tensors(model); i++) free(expected[i]);
@@ -123,16 +134,20 @@ TEST(gradients_in_fp8_are_those_of_bf16_within_its_rounding) {
 TEST(a_d_ff_that_fp8_cannot_multiply_is_refused) {
     need_fp8();
     Error err;
-    ModelOptions options = {
-        .config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = 72}, .dtype = DTYPE_BF16, .B = B, .T = T, .fp8 = true};
+    ModelOptions options = {.config = {.max_T = T, .L = L, .NH = NH, .C = C, .d_ff = 72},
+                            .dtype = DTYPE_BF16,
+                            .B = B,
+                            .T = T,
+                            .fp8 = true};
     assert_false(model_check_options(&options, &err));
     assert_non_null(strstr(err.text, "--fp8: d_ff = 72 is not a multiple of 16; use --d-ff 80"));
 }
 
-// Of other micro-batches the scales may differ, by powers of two: that moves no number but the smallest. What differs
-// are sums in bf16, by their last bit; a step of e4m3 is 32 of those, so that one number in 32 may be rounded to the
-// other side, by a whole step, where rounding is wrong by 1 / sqrt(12) steps. That makes sqrt(12 / 32) = 61% of the
-// error of fp8 itself at most, 11%. (Mostly sums do not differ at all: 1e-7, and 2% in one of 8 seeds.)
+// Of other micro-batches the scales may differ, by powers of two: that moves no number but the
+// smallest. What differs are sums in bf16, by their last bit; a step of e4m3 is 32 of those, so
+// that one number in 32 may be rounded to the other side, by a whole step, where rounding is wrong
+// by 1 / sqrt(12) steps. That makes sqrt(12 / 32) = 61% of the error of fp8 itself at most, 11%.
+// (Mostly sums do not differ at all: 1e-7, and 2% in one of 8 seeds.)
 TEST(micro_steps_add_up_to_one) {
     need_fp8();
     double *once[MAX_TENSORS] = {0}, *summed[MAX_TENSORS] = {0};
@@ -151,7 +166,8 @@ TEST(micro_steps_add_up_to_one) {
     model_destroy(model);
 }
 
-// ----------------------------------------------------------------------------------------------------------- same bits
+// -------------------------------------------------------------------------------------------------
+// same bits
 
 // What may happen between two steps without a trace.
 typedef enum { NOTHING, EVALUATION, DECODING } Between;
@@ -181,7 +197,8 @@ static void run_steps(Model *model, Between between, uint64_t digests[STEPS]) {
     }
 }
 
-static void check_bits(const uint64_t expected[STEPS], Model *model, Between between, const char *what) {
+static void check_bits(const uint64_t expected[STEPS], Model *model, Between between,
+                       const char *what) {
     uint64_t digests[STEPS];
     run_steps(model, between, digests);
     model_destroy(model);
@@ -232,7 +249,8 @@ TEST(the_decoder_stays_in_bf16) {
     assert_memory_equal(logits[0], logits[1], sizeof logits[0]);
 }
 
-// One weight is inf or nan: the loss and the gradients of its block are not finite, and the update will be skipped.
+// One weight is inf or nan: the loss and the gradients of its block are not finite, and the update
+// will be skipped.
 TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
     need_fp8();
     for (int i = 0; i < 2; i++) {
@@ -247,7 +265,8 @@ TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
         const Tensor sumsq = tensor_slice_elements(model_norm(model), 0, list.n);
         gradient_sumsq(sumsq, &list);
         update_list_free(&list);
-        step_control_update(model_control(model), sumsq, model_sequence_losses(model), B * T, (StepLimits){0});
+        step_control_update(model_control(model), sumsq, model_sequence_losses(model), B * T,
+                            (StepLimits){0});
         assert_int_equal(model_get_control(model).skip, SKIP_NONFINITE);
         model_destroy(model);
     }

@@ -1,6 +1,6 @@
-// Token by token: the decoder of the model on the running backend, on fresh random weights and tokens. Its logits are
-// those of the whole forward pass, whatever the way there and whoever is beside; its cache shares memory with training
-// and does not touch what training computes.
+// Token by token: the decoder of the model on the running backend, on fresh random weights and
+// tokens. Its logits are those of the whole forward pass, whatever the way there and whoever is
+// beside; its cache shares memory with training and does not touch what training computes.
 #include "dev/sim/sim_control.h"
 #include "llmc/device.h"
 #include "llmc/model/model_decode.h"
@@ -25,12 +25,14 @@ static int teardown(void **state) {
 }
 TestFixture test_all = {setup, teardown};
 
-// ------------------------------------------------------------------------------------------------------------- helpers
+// -------------------------------------------------------------------------------------------------
+// helpers
 
 // n tokens from position `first` on of `count` sequences from `s` on, as model_decode_* take them.
 static const int32_t *taken(int s, int count, int first, int n) {
     static int32_t some[S * SPAN];
-    for (int i = 0; i < count; i++) memcpy(some + i * n, tokens + (s + i) * SPAN + first, (size_t)n * sizeof *some);
+    for (int i = 0; i < count; i++)
+        memcpy(some + i * n, tokens + (s + i) * SPAN + first, (size_t)n * sizeof *some);
     return some;
 }
 
@@ -55,19 +57,21 @@ static double *specified_logits(const Model *model) {
     return logits;
 }
 
-// Logits of all sequences at one position against the specification. In fp32 thirty ops in a row, each good to 1e-6,
-// whose errors add as squares: 1e-5. Below, every stored value is rounded: the residual stream and its branches about
-// ten times on the way up, and the layernorms and the head weigh these errors by up to 2: four tolerances of one op.
-// Of the 61 logits of one row that is a statement with a tail, as in op_limit: twice as much.
-static void check_row(const float *got, const double *want, int position, DType dtype, const char *how) {
+// Logits of all sequences at one position against the specification. In fp32 thirty ops in a row,
+// each good to 1e-6, whose errors add as squares: 1e-5. Below, every stored value is rounded: the
+// residual stream and its branches about ten times on the way up, and the layernorms and the head
+// weigh these errors by up to 2: four tolerances of one op. Of the 61 logits of one row that is a
+// statement with a tail, as in op_limit: twice as much.
+static void check_row(const float *got, const double *want, int position, DType dtype,
+                      const char *how) {
     const double limit = dtype == DTYPE_FP32 ? 1e-5 : 4.0 * op_tolerance(dtype);
     for (int s = 0; s < S; s++) {
         double row[V];
         for (int v = 0; v < V; v++) row[v] = (double)got[s * V + v];
         const double error = op_relative_error(row, want + (s * T + position) * V, V);
         if (!(error <= 2.0 * limit))
-            op_fail("%s: logits of sequence %d after %d tokens: relative error %.3g, at most %.3g", how, s,
-                    position + 1, error, 2.0 * limit);
+            op_fail("%s: logits of sequence %d after %d tokens: relative error %.3g, at most %.3g",
+                    how, s, position + 1, error, 2.0 * limit);
     }
 }
 
@@ -75,7 +79,8 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
     assert_memory_equal(a, b, (size_t)(rows * V) * sizeof *a);
 }
 
-// --------------------------------------------------------------------------------------------------------------- tests
+// -------------------------------------------------------------------------------------------------
+// tests
 
 static void check_positions(ModelOptions options) {
     const DType dtype = options.dtype;
@@ -88,7 +93,8 @@ static void check_positions(ModelOptions options) {
         step(model, 0, S, logits);
         check_row(logits, want, t, dtype, "token by token");
     }
-    const int prompts[] = {2, 32, 33, 34, 63, T - 1, T}; // what goes through at once is rounded up to a multiple of 32
+    const int prompts[] = {
+        2, 32, 33, 34, 63, T - 1, T}; // what goes through at once is rounded up to a multiple of 32
     for (int i = 0; i < 7; i++) {
         start(model, 0, S, prompts[i], logits);
         check_row(logits, want, prompts[i] - 1, dtype, "a prompt");

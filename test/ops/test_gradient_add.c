@@ -1,5 +1,6 @@
-// Gradients accumulated in the compute dtype: gradient_add against its specification, bit for bit; that its rounding
-// is unbiased; and what it does to a sum of 64 micro-steps (the table of doc/numerics.md: TEST_TABLE=1 prints it).
+// Gradients accumulated in the compute dtype: gradient_add against its specification, bit for bit;
+// that its rounding is unbiased; and what it does to a sum of 64 micro-steps (the table of
+// doc/numerics.md: TEST_TABLE=1 prints it).
 #include "llmc/base/random.h"
 #include "test/ops/op_cases.h"
 #include <math.h>
@@ -7,7 +8,8 @@
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
 static OpsShape shape(DType dtype) {
-    return (OpsShape){.B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
+    return (OpsShape){
+        .B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype};
 }
 
 static Tensor control_at(uint32_t micro_steps) {
@@ -16,28 +18,33 @@ static Tensor control_at(uint32_t micro_steps) {
     return op_control(c);
 }
 
-// ------------------------------------------------------------------------------------------------------- the same bits
+// -------------------------------------------------------------------------------------------------
+// the same bits
 
 // One element; less than a vector; no multiple of anything; more than one task; a matrix.
 OP_TEST(gradient_add_gives_the_bits_of_the_specification) {
     static const int64_t sizes[] = {1, 7, 130, 4099, 70001};
-    for (int i = 0; i < 5; i++) gradient_add_case(dtype, sizes[i], i, i == 4 ? 0x80000001u : (uint32_t)(3 * i));
+    for (int i = 0; i < 5; i++)
+        gradient_add_case(dtype, sizes[i], i, i == 4 ? 0x80000001u : (uint32_t)(3 * i));
     op_begin_tensors_at(8);
     gradient_add_case(dtype, sizes[3], 3, 9);
 }
 
-// fp32 values around every power of two of a wide range, exact ones and ones beyond the largest of the dtype.
+// fp32 values around every power of two of a wide range, exact ones and ones beyond the largest of
+// the dtype.
 OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
     enum { N = 4096 };
     op_begin(shape(dtype), "gradient_add of numbers of all sizes");
-    OpTensor src = op_input(DTYPE_FP32, "src", DIMS(N), 1.0), dst = op_output(dtype, "dst", DIMS(N));
+    OpTensor src = op_input(DTYPE_FP32, "src", DIMS(N), 1.0),
+             dst = op_output(dtype, "dst", DIMS(N));
     const int lowest = dtype == DTYPE_FP16 ? -26 : -120, highest = dtype == DTYPE_FP16 ? 18 : 127;
     for (int e = 0; e < N; e++) {
         const int exponent = lowest + e % (highest - lowest);
         src.v[e] = ldexp(e % 5 == 0 ? copysign(1.0, src.v[e]) : src.v[e], exponent);
         if (fabs(src.v[e]) > 0x1.FFFFFEp127) src.v[e] = copysign(0x1.FFFFFEp127, src.v[e]);
     }
-    // NaN as a GPU computes it, as poison, and with few bits: added to, its bits would be those of a number.
+    // NaN as a GPU computes it, as poison, and with few bits: added to, its bits would be those of
+    // a number.
     static const uint32_t nans[] = {0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001};
     enum { NANS = sizeof nans / sizeof *nans };
     src.v[0] = 0.0, src.v[1] = (double)INFINITY, src.v[2] = -(double)INFINITY;
@@ -53,12 +60,14 @@ OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
     op_end();
 }
 
-// ------------------------------------------------------------------------------------------------------------ the bits
+// -------------------------------------------------------------------------------------------------
+// the bits
 
 enum { NUM_ROUNDED = 65536 };
 
 // n equal gradients of 1 + fraction of a step; what came out, in values (n).
-static void round_many(DType dtype, double fraction, uint64_t seed, int stream, uint32_t micro_steps, double *values) {
+static void round_many(DType dtype, double fraction, uint64_t seed, int stream,
+                       uint32_t micro_steps, double *values) {
     const double step = dtype == DTYPE_BF16 ? 0x1p-7 : 0x1p-10;
     op_begin(shape(dtype), "gradient_add of 1 + %g steps", fraction);
     OpTensor src = op_input(DTYPE_FP32, "src", DIMS(NUM_ROUNDED), 0.0);
@@ -108,7 +117,8 @@ TEST_WITH(micro_step_count_adds_its_count_and_leaves_the_rest, NULL, op_teardown
     op_end();
 }
 
-// --------------------------------------------------------------------------------------------------------- 64 together
+// -------------------------------------------------------------------------------------------------
+// 64 together
 
 enum { MICRO_STEPS = 64, ELEMENTS = 4096, DRAWS = 16 };
 
@@ -124,12 +134,13 @@ static double micro_gradient(Kind kind, double signal, double noise, int k) {
 }
 
 typedef struct {
-    double nearest, stochastic, mean; // relative L2 errors; mean: of the mean of DRAWS stochastic sums
-    double expected, bias_limit;      // what stochastic rounding should give; mean must stay below it
+    double nearest, stochastic,
+        mean;                    // relative L2 errors; mean: of the mean of DRAWS stochastic sums
+    double expected, bias_limit; // what stochastic rounding should give; mean must stay below it
 } Errors;
 
-// Of the rounding of `sum`, after x was added to a sum that had been rounded before: up with probability f, the part of
-// a step that x leaves over, errs by a variance of f (1 - f) steps^2.
+// Of the rounding of `sum`, after x was added to a sum that had been rounded before: up with
+// probability f, the part of a step that x leaves over, errs by a variance of f (1 - f) steps^2.
 static double rounding_variance(double sum, double x, int digits) {
     int exponent;
     frexp(sum, &exponent);
@@ -137,8 +148,8 @@ static double rounding_variance(double sum, double x, int digits) {
     return f * (1.0 - f) * step * step;
 }
 
-// Sums of 64 gradients by the op, in DRAWS parts of the random bits at once, beside sums rounded to nearest and exact
-// ones.
+// Sums of 64 gradients by the op, in DRAWS parts of the random bits at once, beside sums rounded to
+// nearest and exact ones.
 static Errors sum_of_64(DType dtype, Kind kind) {
     static double exact[ELEMENTS], nearest[ELEMENTS], mean[ELEMENTS], variance[ELEMENTS];
     Errors errors = {0};
@@ -159,7 +170,8 @@ static Errors sum_of_64(DType dtype, Kind kind) {
             src.v[e] = micro_gradient(kind, signal.v[e], (double)noise[0], k);
         }
         op_upload(&src);
-        for (int d = 0; d < DRAWS; d++) gradient_add(gradient_to(sums[d].t, k > 0), src.t, op_seed(), d, control);
+        for (int d = 0; d < DRAWS; d++)
+            gradient_add(gradient_to(sums[d].t, k > 0), src.t, op_seed(), d, control);
         micro_step_count(control, 1);
         for (int64_t e = 0; e < ELEMENTS; e++) {
             exact[e] += src.v[e];
@@ -174,7 +186,8 @@ static Errors sum_of_64(DType dtype, Kind kind) {
         free(got);
     }
     op_end();
-    for (int64_t e = 0; e < ELEMENTS; e++) norm += exact[e] * exact[e], errors.expected += variance[e];
+    for (int64_t e = 0; e < ELEMENTS; e++)
+        norm += exact[e] * exact[e], errors.expected += variance[e];
     errors.expected = sqrt(errors.expected / norm);
     errors.bias_limit = 1.2 * errors.expected / sqrt(DRAWS);
     errors.nearest = op_relative_error(nearest, exact, ELEMENTS);
@@ -182,17 +195,18 @@ static Errors sum_of_64(DType dtype, Kind kind) {
     return errors;
 }
 
-// The error of the sum is that of 64 independent roundings, and the mean of 16 sums comes nearer by a factor of 4: what
-// is lost is chance, not bias. The expectation takes the exact sum for the rounded one, whose step differs where one of
-// them has crossed a power of two and the other has not: a tenth covers it. To the nearest, gradients that
-// are smaller than half a step of a sum are lost each time, and no mean brings them back.
+// The error of the sum is that of 64 independent roundings, and the mean of 16 sums comes nearer by
+// a factor of 4: what is lost is chance, not bias. The expectation takes the exact sum for the
+// rounded one, whose step differs where one of them has crossed a power of two and the other has
+// not: a tenth covers it. To the nearest, gradients that are smaller than half a step of a sum are
+// lost each time, and no mean brings them back.
 OP_TEST(the_error_of_64_sums_is_chance_without_bias) {
     const bool table = getenv("TEST_TABLE") != NULL;
     for (Kind kind = EQUAL; kind < NUM_KINDS; kind++) {
         const Errors e = sum_of_64(dtype, kind);
         if (table)
-            printf("| %s | %s | %.1e | %.1e | %.1e |\n", kinds[kind], dtype_name(dtype), e.nearest, e.stochastic,
-                   e.mean);
+            printf("| %s | %s | %.1e | %.1e | %.1e |\n", kinds[kind], dtype_name(dtype), e.nearest,
+                   e.stochastic, e.mean);
         if (dtype == DTYPE_FP32) {
             op_expect(kinds[kind], e.stochastic, op_tolerance(dtype)); // 64 roundings of 2^-24 each
             continue;

@@ -1,6 +1,6 @@
-// The whole model on the running backend, on fresh random weights and tokens: every choice of what is computed again
-// gives the same gradients, micro-batches add up, in fp32 and in the compute dtype, and the gradient is the slope of
-// the loss. test/golden compares with PyTorch.
+// The whole model on the running backend, on fresh random weights and tokens: every choice of what
+// is computed again gives the same gradients, micro-batches add up, in fp32 and in the compute
+// dtype, and the gradient is the slope of the loss. test/golden compares with PyTorch.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/error.h"
 #include "llmc/device.h"
@@ -38,7 +38,8 @@ static void run_step(Model *model, int64_t batch) {
 
 static uint64_t digest_of(Tensor t) { return op_digest(0, (OpTensor){.t = t}); }
 
-// ----------------------------------------------------------------------------------------------------- recomputation
+// -------------------------------------------------------------------------------------------------
+// recomputation
 
 // Gradients and losses after two micro-steps of one window, as one number each.
 typedef struct {
@@ -66,11 +67,13 @@ static void check_same(ModelOptions options, Digests kept) {
     const Digests again = digests_of(options);
     for (int i = 0; i <= parameter_count(&options.config); i++)
         if (again.tensors[i] != kept.tensors[i])
-            op_fail("-r %s: other bits in tensor %d", recompute_text(&options.recompute, L, text, sizeof text), i);
+            op_fail("-r %s: other bits in tensor %d",
+                    recompute_text(&options.recompute, L, text, sizeof text), i);
 }
 
-// Every set in some block beside two other ones, in each dtype in another; and the levels as they are. On the
-// simulator, where a model takes seconds, nine sets, in which each op runs again and does not.
+// Every set in some block beside two other ones, in each dtype in another; and the levels as they
+// are. On the simulator, where a model takes seconds, nine sets, in which each op runs again and
+// does not.
 OP_TEST(every_set_of_ops_gives_the_same_bits) {
     op_without_fused_gelu();
     ModelOptions options = random_model_options(dtype, true, 1, 0);
@@ -105,7 +108,8 @@ OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
     ModelOptions options = random_model_options(dtype, true, 1, 0);
     options.gradients_in_dtype = true;
     const Digests kept = digests_of(options);
-    const char *const sets[] = {"1", "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,attproj", "3/2"};
+    const char *const sets[] = {"1",  "2", "3", "fc+qkv", "layernorm+attention", "fc+qkvx1,attproj",
+                                "3/2"};
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++) {
         Error err;
         assert_true(recompute_parse(&options.recompute, sets[i], L, &err));
@@ -113,7 +117,8 @@ OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
     }
 }
 
-// ------------------------------------------------------------------------------------------- other blocks and widths
+// ------------------------------------------------------------------------------------------- other
+// blocks and widths
 
 // The gradients of the specification for the weights as the model stores them.
 static void check_against_specification(const char *block, const ModelOptions *options) {
@@ -134,7 +139,8 @@ static void check_against_specification(const char *block, const ModelOptions *o
         const size_t bytes = (size_t)parameter_numel(&model_parameters(model)[i]) * sizeof(double);
         grads[i] = malloc(bytes), rounded[i] = malloc(bytes);
     }
-    ref_gpt2_stored(&options->config, options->dtype, scale, params, tokens, WINDOWS, T, NULL, rounded);
+    ref_gpt2_stored(&options->config, options->dtype, scale, params, tokens, WINDOWS, T, NULL,
+                    rounded);
     ref_gpt2(&options->config, params, tokens, WINDOWS, T, NULL, NULL, grads);
     for (int i = 0; i < count; i++) {
         const Parameter *p = &model_parameters(model)[i];
@@ -142,8 +148,10 @@ static void check_against_specification(const char *block, const ModelOptions *o
         const int64_t n = parameter_numel(p);
         for (int64_t j = 0; j < n; j++) found[j] /= scale, rounded[i][j] /= scale;
         const double error = op_relative_error(found, grads[i], n);
-        const double limit = op_limit_of_gradient(options->dtype, op_relative_error(rounded[i], grads[i], n));
-        if (!(error <= limit)) op_fail("%s: %s: relative error %.3g, at most %.3g", block, p->name, error, limit);
+        const double limit =
+            op_limit_of_gradient(options->dtype, op_relative_error(rounded[i], grads[i], n));
+        if (!(error <= limit))
+            op_fail("%s: %s: relative error %.3g, at most %.3g", block, p->name, error, limit);
         free(found), free(params[i]), free(grads[i]), free(rounded[i]);
     }
     model_destroy(model);
@@ -162,17 +170,19 @@ OP_TEST(every_block_has_the_gradients_of_the_specification) {
     }
 }
 
-// Heads of 64, for which a GPU has attention of its own, that together are no wider than the model or wider; RoPE with
-// biases of q and k, whose gradients are those before the rotation. T is no multiple of a tile.
+// Heads of 64, for which a GPU has attention of its own, that together are no wider than the model
+// or wider; RoPE with biases of q and k, whose gradients are those before the rotation. T is no
+// multiple of a tile.
 OP_TEST(heads_of_64_have_the_gradients_of_the_specification) {
-    static const char *const blocks[] = {"starcoder2:d12,HS=64,NKV=1", "qwen2:d12,HS=64,NKV=1", "d12",
-                                         "qwen3:d12,HS=64"};
+    static const char *const blocks[] = {"starcoder2:d12,HS=64,NKV=1", "qwen2:d12,HS=64,NKV=1",
+                                         "d12", "qwen3:d12,HS=64"};
     op_without_fused_gelu();
     for (int i = 0; i < 4; i++) {
         Error err;
         ModelOptions options = random_model_options(dtype, true, 2, 0);
         assert_true(model_config_parse(&options.config, blocks[i], &err));
-        options.config.L = 1, options.config.C = 64, options.config.NH = i < 2 ? 2 : 1, options.config.max_T = MAX_T;
+        options.config.L = 1, options.config.C = 64, options.config.NH = i < 2 ? 2 : 1,
+        options.config.max_T = MAX_T;
         model_config_set_vocab(&options.config, V);
         check_against_specification(blocks[i], &options);
     }
@@ -193,7 +203,8 @@ OP_TEST(an_mlp_of_any_width_has_the_gradients_of_the_specification) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------------- accumulation
+// -------------------------------------------------------------------------------------------------
+// accumulation
 
 static double sum_of(Tensor t) {
     double *values = op_values(t), sum = 0.0;
@@ -202,8 +213,9 @@ static double sum_of(Tensor t) {
     return sum;
 }
 
-// The sums are the same up to the order of summation and, below fp32, up to matmuls that were cut differently for
-// another number of rows: the tolerance of one op. Gradients themselves are summed in fp32.
+// The sums are the same up to the order of summation and, below fp32, up to matmuls that were cut
+// differently for another number of rows: the tolerance of one op. Gradients themselves are summed
+// in fp32.
 OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     double *once[MAX_TENSORS];
     Model *model = make_model(dtype, true, B, 0);
@@ -228,7 +240,8 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     model_destroy(model);
 }
 
-// -------------------------------------------------------------------------------------- gradients in the compute dtype
+// -------------------------------------------------------------------------------------- gradients
+// in the compute dtype
 
 static void micro_step(Model *model, int number, bool first) {
     model_load_batch(model, windows + number * SPAN, 1, T, sizeof *windows);
@@ -236,8 +249,9 @@ static void micro_step(Model *model, int number, bool first) {
     device_sync();
 }
 
-// What stands there after each micro-step is the specification's sum of what stood there and of the gradient that the
-// micro-step alone gives in fp32: nothing else is rounded. The bits go on from step to step.
+// What stands there after each micro-step is the specification's sum of what stood there and of the
+// gradient that the micro-step alone gives in fp32: nothing else is rounded. The bits go on from
+// step to step.
 OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
     ModelOptions options = random_model_options(dtype, true, 1, 0);
     Model *alone = make_model_of(options);
@@ -253,17 +267,19 @@ OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
         micro_step(model, (int)k, first);
         for (int i = 0; i < count; i++) {
             const int64_t n = parameter_numel(&model_parameters(model)[i]);
-            double *own = op_values(model_tensors(alone)[i].grad), *got = op_values(model_tensors(model)[i].grad);
+            double *own = op_values(model_tensors(alone)[i].grad),
+                   *got = op_values(model_tensors(model)[i].grad);
             assert_int_equal(model_tensors(model)[i].grad.dtype, dtype);
             ref_gradient_add(sums[i], own, n, !first, dtype, options.seed, i, k);
             for (int64_t e = 0; e < n && dtype != DTYPE_FP32; e++)
                 if (got[e] != sums[i][e])
-                    op_fail("micro-step %d: element %lld of %s is %.9g, expected %.9g", (int)k, (long long)e,
-                            model_parameters(model)[i].name, got[e], sums[i][e]);
+                    op_fail("micro-step %d: element %lld of %s is %.9g, expected %.9g", (int)k,
+                            (long long)e, model_parameters(model)[i].name, got[e], sums[i][e]);
             free(own), free(got);
         }
     }
-    assert_int_equal(model_get_control(model).micro_steps, dtype == DTYPE_FP32 ? 0 : 2 * MICRO_STEPS);
+    assert_int_equal(model_get_control(model).micro_steps,
+                     dtype == DTYPE_FP32 ? 0 : 2 * MICRO_STEPS);
     assert_int_equal(model_get_control(alone).micro_steps, 0);
     for (int i = 0; i < count; i++) free(sums[i]);
     model_destroy(model);
@@ -283,7 +299,8 @@ OP_TEST(a_model_for_forward_only_gives_the_losses_of_training) {
     model_destroy(model);
 }
 
-// ------------------------------------------------------------------------------------------------------------- slope
+// -------------------------------------------------------------------------------------------------
+// slope
 
 // The mean loss with tensor index moved from its values w by h along direction d (both n).
 static double loss_at(Model *model, int index, const float *w, const double *d, double h) {
@@ -299,10 +316,11 @@ static double loss_at(Model *model, int index, const float *w, const double *d, 
     return sum_of(model_sequence_losses(model)) / (B * T);
 }
 
-// Along its own gradient, the loss must rise by |gradient| a unit of length. Central differences at h and h/2 are
-// extrapolated, so that the truncation is of order h^4 = 6e-6. The mean of 560 fp32 losses carries noise of about 1e-7
-// from all roundings below it, which is 1e-7 / (h |gradient|) of the slope: 7e-5 for the smallest gradients, of size
-// 0.03. Six such errors and some curvature stay below 1e-3; a gradient that misses a term is off by far more.
+// Along its own gradient, the loss must rise by |gradient| a unit of length. Central differences at
+// h and h/2 are extrapolated, so that the truncation is of order h^4 = 6e-6. The mean of 560 fp32
+// losses carries noise of about 1e-7 from all roundings below it, which is 1e-7 / (h |gradient|) of
+// the slope: 7e-5 for the smallest gradients, of size 0.03. Six such errors and some curvature stay
+// below 1e-3; a gradient that misses a term is off by far more.
 TEST(the_gradient_of_every_tensor_is_the_slope_of_the_loss) {
     const double h = 0.05;
     Model *model = make_model(DTYPE_FP32, true, B, 0);

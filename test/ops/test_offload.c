@@ -1,5 +1,6 @@
-// Optimizer state in host memory against the same state on the device: the same bits, step after step, whatever the
-// optimizer, also where a step is skipped, or watched; and what is cut is the whole of it, once.
+// Optimizer state in host memory against the same state on the device: the same bits, step after
+// step, whatever the optimizer, also where a step is skipped, or watched; and what is cut is the
+// whole of it, once.
 #include "dev/sim/sim_control.h"
 #include "llmc/model/model_numerics.h"
 #include "llmc/model/model_state.h"
@@ -11,8 +12,8 @@
 
 enum { STEPS = 4, SPAN = 8 };
 
-// C = 40: no tensor but the embeddings is a whole number of blocks of 8-bit states, and the state of most is no whole
-// number of cache lines.
+// C = 40: no tensor but the embeddings is a whole number of blocks of 8-bit states, and the state
+// of most is no whole number of cache lines.
 static Model *make(OptimizerKind optimizer, DType dtype, bool offload) {
     ModelOptions o = random_model_options(dtype, true, 1, 0);
     o.T = SPAN;
@@ -53,7 +54,8 @@ static void step(Model *model, Optimizer *optimizer, int number, bool watched) {
     if (number == 2) model_write_bytes(model, model_tensors(model)[3].grad, 4, 4, &bad);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, 1e-3, SPAN, watched);
-    // The stream that is waited for first runs ahead, as if the others were slow: the updates, or the copies back.
+    // The stream that is waited for first runs ahead, as if the others were slow: the updates, or
+    // the copies back.
     for (int i = 0; i < 2; i++) {
         device_event_record(done, (number + i) % 2 ? STREAM_COPY_BACK : STREAM_COMPUTE);
         device_event_wait(done);
@@ -79,7 +81,8 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
             step(models[0], optimizers[0], number, false);
             step(models[1], optimizers[1], number, number == 3);
             assert_same_model(models[0], models[1]);
-            assert_int_equal(model_get_control(models[1]).skip, number == 2 ? SKIP_NONFINITE : SKIP_NONE);
+            assert_int_equal(model_get_control(models[1]).skip,
+                             number == 2 ? SKIP_NONFINITE : SKIP_NONE);
         }
         run_streams_late(false);
         for (int offload = 0; offload < 2; offload++) {
@@ -89,13 +92,15 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
     }
 }
 
-// Each element of each parameter in one slice, in order; slices of a chunk inside one part of the buffer, apart.
+// Each element of each parameter in one slice, in order; slices of a chunk inside one part of the
+// buffer, apart.
 OP_TEST(slices_cover_every_parameter_once) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         Error err;
         if (!optimizer_is_elementwise((OptimizerKind)kind)) continue;
         Model *model = make((OptimizerKind)kind, dtype, true);
-        Offload *offload = offload_create(model, model_tensors(model), model_num_tensors(model), &err);
+        Offload *offload =
+            offload_create(model, model_tensors(model), model_num_tensors(model), &err);
         int64_t bytes, at = 0;
         const char *buffer = model_offload_buffer(model, &bytes);
         int parameter = 0, cut = 0, slices = 0;

@@ -1,4 +1,5 @@
-// The end of the step before the update, against the specification: gradient_sumsq, step_control_update.
+// The end of the step before the update, against the specification: gradient_sumsq,
+// step_control_update.
 #include "dev/sim/sim_control.h"
 #include "test/ops/op_cases.h"
 
@@ -9,10 +10,12 @@ enum { NUM_TENSORS = 5 };
 static const int64_t sizes[NUM_TENSORS] = {1, 7, 100, 4099, 70001};
 
 static OpsShape shape(DType dtype) {
-    return (OpsShape){.B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = NUM_TENSORS, .dtype = dtype};
+    return (OpsShape){
+        .B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = NUM_TENSORS, .dtype = dtype};
 }
 
-// ----------------------------------------------------------------------------------------------------- gradient_sumsq
+// -------------------------------------------------------------------------------------------------
+// gradient_sumsq
 
 // The last tensor has more parts than a warp has lanes.
 OP_TEST(gradient_sumsq_matches) {
@@ -63,7 +66,8 @@ OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches) {
     op_end();
 }
 
-// The bad element is the first, the last, or in the middle of a tensor; the other entries are as before.
+// The bad element is the first, the last, or in the middle of a tensor; the other entries are as
+// before.
 OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
     static const float bad[3] = {INFINITY, -INFINITY, NAN};
     for (int which = 0; which < NUM_TENSORS; which++) {
@@ -84,12 +88,15 @@ OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------ step_control_update
+// ------------------------------------------------------------------------------------------------
+// step_control_update
 
-// What the op leaves behind is what the shared function decides, on every path: plain, clipped, outlier, not finite.
+// What the op leaves behind is what the shared function decides, on every path: plain, clipped,
+// outlier, not finite.
 static void step_control_case(int B) {
     enum { STEPS = OUTLIER_WINDOW + 8 };
-    const StepLimits limits = {.clip = 1.5f, .loss_z_limit = 4.0f, .norm_z_limit = 4.0f, .scale_growth_interval = 50};
+    const StepLimits limits = {
+        .clip = 1.5f, .loss_z_limit = 4.0f, .norm_z_limit = 4.0f, .scale_growth_interval = 50};
     op_begin(shape(DTYPE_FP32), "step_control_update of %d sequences", B);
     StepControl want = step_control_initial(1024.0f), got;
     Tensor control = op_control(want);
@@ -100,8 +107,10 @@ static void step_control_case(int B) {
         double norm = step == STEPS - 4 ? 100.0 : 1.0 + 0.7 * sin(step);
         float host_sumsq[NUM_TENSORS];
         double loss_sum = 0.0;
-        for (int b = 0; b < B; b++) losses.v[b] = (step == STEPS - 2 ? 500.0 : 50.0) + sin(7.0 * step + b);
-        for (int i = 0; i < NUM_TENSORS; i++) sumsq.v[i] = norm * norm * 1024.0 * 1024.0 / NUM_TENSORS;
+        for (int b = 0; b < B; b++)
+            losses.v[b] = (step == STEPS - 2 ? 500.0 : 50.0) + sin(7.0 * step + b);
+        for (int i = 0; i < NUM_TENSORS; i++)
+            sumsq.v[i] = norm * norm * 1024.0 * 1024.0 / NUM_TENSORS;
         if (step % 60 == 59) sumsq.v[2] = (double)INFINITY;
         if (step == 20) losses.v[B - 1] = (double)NAN;
         op_upload(&sumsq), op_upload(&losses);
@@ -111,8 +120,10 @@ static void step_control_case(int B) {
         step_control_decide(&want, host_sumsq, NUM_TENSORS, loss_sum, B * 16, limits);
         op_read(&got, control);
         // z-scores are fp64 sums that a device may contract into fma; everything else is exact.
-        if (want.loss_z != 0.0f) assert_true(fabsf(got.loss_z - want.loss_z) <= 1e-6f * fabsf(want.loss_z));
-        if (want.norm_z != 0.0f) assert_true(fabsf(got.norm_z - want.norm_z) <= 1e-6f * fabsf(want.norm_z));
+        if (want.loss_z != 0.0f)
+            assert_true(fabsf(got.loss_z - want.loss_z) <= 1e-6f * fabsf(want.loss_z));
+        if (want.norm_z != 0.0f)
+            assert_true(fabsf(got.norm_z - want.norm_z) <= 1e-6f * fabsf(want.norm_z));
         got.loss_z = want.loss_z, got.norm_z = want.norm_z;
         assert_memory_equal(&got, &want, sizeof got);
         skipped += want.skip != SKIP_NONE;
@@ -125,7 +136,8 @@ static void step_control_case(int B) {
 TEST_WITH(step_control_update_decides_as_the_host_would, NULL, op_teardown) {
     step_control_case(8);
     step_control_case(300);
-    for (uint64_t seed = 1; sim_set_schedule && seed <= 3; seed++) { // the order of the threads does not count
+    for (uint64_t seed = 1; sim_set_schedule && seed <= 3;
+         seed++) { // the order of the threads does not count
         sim_set_schedule(SIM_RANDOM, seed);
         step_control_case(300);
     }

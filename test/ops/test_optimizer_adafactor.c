@@ -1,13 +1,16 @@
-// Adafactor (adafactor_statistics, then optimizer_update) and Muon's momentum (momentum_update) against the
-// specification, over matrices of odd shapes, vectors, and arrays in which other rules stand between.
+// Adafactor (adafactor_statistics, then optimizer_update) and Muon's momentum (momentum_update)
+// against the specification, over matrices of odd shapes, vectors, and arrays in which other rules
+// stand between.
 #include "test/ops/optimizer_case.h"
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
 enum { MAX_PARAMETERS = 7 };
 
-// A row, a column, fewer than a vector, beyond one part in both directions, GPT-2's 3C x C; then vectors.
-static const int64_t shapes[MAX_PARAMETERS][2] = {{1, 4099}, {4099, 1}, {5, 7}, {4099, 3}, {192, 64}, {257, 0}, {1, 0}};
+// A row, a column, fewer than a vector, beyond one part in both directions, GPT-2's 3C x C; then
+// vectors.
+static const int64_t shapes[MAX_PARAMETERS][2] = {{1, 4099}, {4099, 1}, {5, 7}, {4099, 3},
+                                                  {192, 64}, {257, 0},  {1, 0}};
 
 static void update_tensors(const UpdateCase *p, int n, UpdateTensor *tensors) {
     for (int i = 0; i < n; i++) tensors[i] = p[i].update;
@@ -63,13 +66,15 @@ OP_TEST(adafactor_matches_in_all_shapes) {
                 const int first = half ? 4 : 0, n = half ? MAX_PARAMETERS - 4 : 4;
                 int64_t factored = 0;
                 for (int i = 0; i < n; i++)
-                    factored += shapes[first + i][0] * (shapes[first + i][1] ? shapes[first + i][1] : 1);
-                op_begin(optimizer_shape(dtype, n, factored), "adafactor, %s, gradient %s", keep_name((Keep)keep),
-                         dtype_name(same ? dtype : DTYPE_FP32));
+                    factored +=
+                        shapes[first + i][0] * (shapes[first + i][1] ? shapes[first + i][1] : 1);
+                op_begin(optimizer_shape(dtype, n, factored), "adafactor, %s, gradient %s",
+                         keep_name((Keep)keep), dtype_name(same ? dtype : DTYPE_FP32));
                 UpdateCase p[MAX_PARAMETERS];
                 for (int i = 0; i < n; i++) {
-                    p[i] = parameter_make(adafactor_spec(dtype, same ? dtype : DTYPE_FP32, (Keep)keep,
-                                                         shapes[first + i][0], shapes[first + i][1]));
+                    p[i] =
+                        parameter_make(adafactor_spec(dtype, same ? dtype : DTYPE_FP32, (Keep)keep,
+                                                      shapes[first + i][0], shapes[first + i][1]));
                     p[i].spec.stream = p[i].update.stream = i;
                 }
                 assert_int_equal(factored_elements(p, n), factored);
@@ -80,7 +85,8 @@ OP_TEST(adafactor_matches_in_all_shapes) {
 
 OP_TEST(adafactor_of_a_large_matrix_matches) {
     enum { ROWS = 1030 };
-    for (int i = 0; i < 3; i++) { // rows that begin anywhere, rows of whole vectors in two tiles, and these as slices
+    for (int i = 0; i < 3;
+         i++) { // rows that begin anywhere, rows of whole vectors in two tiles, and these as slices
         const int cols = i == 0 ? 97 : 200;
         op_begin_tensors_at(i == 2 ? 8 : 0);
         op_begin(optimizer_shape(dtype, 1, ROWS * cols), "adafactor of %dx%d", ROWS, cols);
@@ -90,11 +96,12 @@ OP_TEST(adafactor_of_a_large_matrix_matches) {
     }
 }
 
-// What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update are those of the
-// matrix without it.
+// What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update
+// are those of the matrix without it.
 OP_TEST(padding_does_not_count) {
     enum { USED = 257, ROWS = 384, COLS = 20 };
-    op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding", ROWS, ROWS - USED);
+    op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding",
+             ROWS, ROWS - USED);
     UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
     p.update.padding = (ROWS - USED) * COLS;
     memset(p.grad.v + USED * COLS, 0, (ROWS - USED) * COLS * sizeof *p.grad.v);
@@ -111,11 +118,13 @@ OP_TEST(padding_does_not_count) {
     adafactor_statistics(&list, control);
     update_list_free(&list);
     expect_statistics(&p, 1.0f);
-    op_expect("rms against that of the rows alone", fabs(p.rms.v[0] / rms - 1.0), op_limit(DTYPE_FP32, 1));
+    op_expect("rms against that of the rows alone", fabs(p.rms.v[0] / rms - 1.0),
+              op_limit(DTYPE_FP32, 1));
     op_end();
 }
 
-// The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that grew.
+// The update is u / rms where rms is above 1: as long as the statistics lag behind gradients that
+// grew.
 OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     op_begin(optimizer_shape(dtype, 1, 64 * 64), "gradients that grow a hundredfold");
     UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
@@ -138,8 +147,8 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     op_end();
 }
 
-// Rows and columns without any gradient: only the 1e-30 keeps 0 / 0 away, in a place where a product of a row and a
-// column is far below the range of fp32.
+// Rows and columns without any gradient: only the 1e-30 keeps 0 / 0 away, in a place where a
+// product of a row and a column is far below the range of fp32.
 OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     enum { ROWS = 40, COLS = 50 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
@@ -157,11 +166,13 @@ OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     op_end();
 }
 
-// ---------------------------------------------------------------------------------------------------------------- Muon
+// -------------------------------------------------------------------------------------------------
+// Muon
 
-// m = momentum m + g, then grad = g + momentum m. Two sums, one after the other: grad has twice the slack of a moment,
-// and of the size of the terms, |m| + |g|, because these may cancel. A tensor of one element once had a grad of 5.9e-6,
-// left by terms of 0.084; the 1.1e-9 that momentum m was wrong by, a sixth of an ulp, were 1.9e-4 of it.
+// m = momentum m + g, then grad = g + momentum m. Two sums, one after the other: grad has twice the
+// slack of a moment, and of the size of the terms, |m| + |g|, because these may cancel. A tensor of
+// one element once had a grad of 5.9e-6, left by terms of 0.084; the 1.1e-9 that momentum m was
+// wrong by, a sixth of an ulp, were 1.9e-4 of it.
 static void expect_momentum(UpdateCase *p, float grad_factor) {
     double *size = calloc((size_t)p->n, sizeof *size);
     for (int64_t i = 0; i < p->n; i++)
@@ -174,8 +185,8 @@ static void expect_momentum(UpdateCase *p, float grad_factor) {
 static void momentum_case(DType dtype, DType grad, DType state) {
     enum { N = 4 };
     static const int64_t sizes[N] = {1, 7, 257, 4099};
-    op_begin(optimizer_shape(dtype, N, 0), "momentum_update, state %s, gradient %s", dtype_name(state),
-             dtype_name(grad));
+    op_begin(optimizer_shape(dtype, N, 0), "momentum_update, state %s, gradient %s",
+             dtype_name(state), dtype_name(grad));
     UpdateCase p[N];
     UpdateTensor tensors[N];
     for (int i = 0; i < N; i++)
@@ -202,11 +213,13 @@ OP_TEST(momentum_update_matches_with_every_state) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- other rules
+// -------------------------------------------------------------------------------------------------
+// other rules
 
 // Both ops go through the whole array and touch what is theirs.
 OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
-    static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR, RULE_SGD};
+    static const UpdateRule rules[] = {RULE_ADAMW, RULE_ADAFACTOR, RULE_DIRECTION, RULE_ADAFACTOR,
+                                       RULE_SGD};
     enum { N = 5 };
     op_begin(optimizer_shape(dtype, N, 64 * 33 + 64), "mixed rules");
     UpdateCase p[N];
@@ -226,10 +239,12 @@ OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
     for (int i = 0; i < N; i++) before[i] = parameter_digest(&p[i], 0);
     adafactor_statistics(&list, control);
     for (int i = 0; i < N; i++) between[i] = parameter_digest(&p[i], 0);
-    for (int i = 0; i < N; i++) assert_true((before[i] == between[i]) == (rules[i] != RULE_ADAFACTOR));
+    for (int i = 0; i < N; i++)
+        assert_true((before[i] == between[i]) == (rules[i] != RULE_ADAFACTOR));
     momentum_update(&list, update_params, control);
     update_list_free(&list);
-    for (int i = 0; i < N; i++) assert_true((parameter_digest(&p[i], 0) == between[i]) == (rules[i] != RULE_DIRECTION));
+    for (int i = 0; i < N; i++)
+        assert_true((parameter_digest(&p[i], 0) == between[i]) == (rules[i] != RULE_DIRECTION));
     for (int i = 0; i < N; i++)
         if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], 0.5f);
     op_end();

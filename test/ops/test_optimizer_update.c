@@ -1,14 +1,15 @@
-// optimizer_update against the specification: every rule with every kind of state, beside a master, a Kahan term or the
-// weight alone, gradients of both dtypes, several steps in a row, in arrays of unequal tensors; and what may not
-// matter: ranges, slices, alignment, a skipped step. Adafactor has a file of its own, rounding another one.
+// optimizer_update against the specification: every rule with every kind of state, beside a master,
+// a Kahan term or the weight alone, gradients of both dtypes, several steps in a row, in arrays of
+// unequal tensors; and what may not matter: ranges, slices, alignment, a skipped step. Adafactor
+// has a file of its own, rounding another one.
 #include "test/ops/optimizer_case.h"
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
 
 enum { MAX_PARAMETERS = 7 };
 
-// One element; less than a vector; around a block of 8-bit states; no multiple of anything; beyond one part of a
-// tensor.
+// One element; less than a vector; around a block of 8-bit states; no multiple of anything; beyond
+// one part of a tensor.
 static const int64_t sizes[MAX_PARAMETERS] = {1, 7, 255, 256, 257, 4099, 70001};
 
 // Tensors [first, end) of `sizes`, each with its own decay, rate, group and random bits.
@@ -16,7 +17,8 @@ static void make_parameters(UpdateCase *p, UpdateSpec spec, int first, int end) 
     const float decay[MAX_PARAMETERS] = {0.1f, 0.0f, 0.1f, 0.0f, 0.5f, 0.1f, 0.1f};
     const float rate[MAX_PARAMETERS] = {1.0f, 1.0f, 0.5f, 1.0f, 2.0f, 0.75f, 1.0f};
     for (int i = first; i < end; i++) {
-        spec.rows = sizes[i], spec.weight_decay = decay[i], spec.rate = rate[i], spec.stream = 3 * i;
+        spec.rows = sizes[i], spec.weight_decay = decay[i], spec.rate = rate[i],
+        spec.stream = 3 * i;
         spec.group = i % UPDATE_GROUPS;
         p[i - first] = parameter_make(spec);
     }
@@ -29,7 +31,8 @@ static void set_gradients(UpdateCase *p, int n, int step, float grad_factor) {
     }
 }
 
-static void update_array(const UpdateCase *p, int n, int first, int count, UpdateParams params, Tensor control) {
+static void update_array(const UpdateCase *p, int n, int first, int count, UpdateParams params,
+                         Tensor control) {
     UpdateTensor tensors[MAX_PARAMETERS];
     for (int i = 0; i < n; i++) tensors[i] = p[i].update;
     UpdateList list = update_list(tensors, n);
@@ -40,8 +43,9 @@ static void update_array(const UpdateCase *p, int n, int first, int count, Updat
 static void update_case(UpdateSpec spec, int first, int end, int steps) {
     const float grad_factor = 0.25f;
     const int n = end - first;
-    op_begin(optimizer_shape(spec.dtype, n, 0), "%s, state %s, %s, gradient %s, tensors %d .. %d", rule_name(spec.rule),
-             dtype_name(spec.state), keep_name(spec.keep), dtype_name(spec.grad), first, end - 1);
+    op_begin(optimizer_shape(spec.dtype, n, 0), "%s, state %s, %s, gradient %s, tensors %d .. %d",
+             rule_name(spec.rule), dtype_name(spec.state), keep_name(spec.keep),
+             dtype_name(spec.grad), first, end - 1);
     UpdateCase p[MAX_PARAMETERS];
     make_parameters(p, spec, first, end);
     Tensor control = control_with(grad_factor, SKIP_NONE);
@@ -61,9 +65,10 @@ static const struct {
     UpdateRule rule;
     DType state;
 } rules[] = {
-    {RULE_ADAMW, DTYPE_FP32}, {RULE_ADAMW, DTYPE_BF16},     {RULE_ADAMW, DTYPE_U8}, {RULE_LION, DTYPE_FP32},
-    {RULE_LION, DTYPE_BF16},  {RULE_LION, DTYPE_U8},        {RULE_SGD, DTYPE_FP32}, {RULE_SGD, DTYPE_BF16},
-    {RULE_SGD, DTYPE_U8},     {RULE_DIRECTION, DTYPE_FP32},
+    {RULE_ADAMW, DTYPE_FP32},     {RULE_ADAMW, DTYPE_BF16}, {RULE_ADAMW, DTYPE_U8},
+    {RULE_LION, DTYPE_FP32},      {RULE_LION, DTYPE_BF16},  {RULE_LION, DTYPE_U8},
+    {RULE_SGD, DTYPE_FP32},       {RULE_SGD, DTYPE_BF16},   {RULE_SGD, DTYPE_U8},
+    {RULE_DIRECTION, DTYPE_FP32},
 };
 enum { NUM_RULES = sizeof rules / sizeof *rules };
 
@@ -109,37 +114,44 @@ OP_TEST(slices_of_tensors_match) {
 
 OP_TEST(five_steps_in_a_row_match) {
     for (int i = 0; i < 3; i++)
-        update_case((UpdateSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state}, 3, 5,
-                    5);
+        update_case(
+            (UpdateSpec){
+                .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = rules[i].state},
+            3, 5, 5);
 }
 
-// ----------------------------------------------------------------------------------------------------- unequal tensors
+// -------------------------------------------------------------------------------------------------
+// unequal tensors
 
-// Muon's array: matrices by their direction, all else by AdamW. Adafactor's and that of 8-bit states: vectors keep
-// fp32.
+// Muon's array: matrices by their direction, all else by AdamW. Adafactor's and that of 8-bit
+// states: vectors keep fp32.
 OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
     static const struct {
         UpdateRule rule;
         DType state;
-    } mixed[MAX_PARAMETERS] = {{RULE_ADAMW, DTYPE_U8}, {RULE_DIRECTION, DTYPE_FP32}, {RULE_ADAMW, DTYPE_FP32},
-                               {RULE_SGD, DTYPE_FP32}, {RULE_DIRECTION, DTYPE_FP32}, {RULE_ADAMW, DTYPE_U8},
+    } mixed[MAX_PARAMETERS] = {{RULE_ADAMW, DTYPE_U8},       {RULE_DIRECTION, DTYPE_FP32},
+                               {RULE_ADAMW, DTYPE_FP32},     {RULE_SGD, DTYPE_FP32},
+                               {RULE_DIRECTION, DTYPE_FP32}, {RULE_ADAMW, DTYPE_U8},
                                {RULE_LION, DTYPE_FP32}};
     const float grad_factor = 0.5f;
     op_begin(optimizer_shape(dtype, MAX_PARAMETERS, 0), "mixed rules");
     UpdateCase p[MAX_PARAMETERS];
     for (int i = 0; i < MAX_PARAMETERS; i++)
-        p[i] = parameter_make((UpdateSpec){.rule = mixed[i].rule,
-                                           .dtype = dtype,
-                                           .grad = DTYPE_FP32,
-                                           .state = mixed[i].state,
-                                           .keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : WEIGHT_AND_MASTER,
-                                           .rows = sizes[(i + 3) % MAX_PARAMETERS],
-                                           .weight_decay = 0.1f,
-                                           .rate = 1.0f + (float)i,
-                                           .stream = i});
+        p[i] = parameter_make(
+            (UpdateSpec){.rule = mixed[i].rule,
+                         .dtype = dtype,
+                         .grad = DTYPE_FP32,
+                         .state = mixed[i].state,
+                         .keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : WEIGHT_AND_MASTER,
+                         .rows = sizes[(i + 3) % MAX_PARAMETERS],
+                         .weight_decay = 0.1f,
+                         .rate = 1.0f + (float)i,
+                         .stream = i});
     set_gradients(p, MAX_PARAMETERS, 0, grad_factor);
-    update_array(p, MAX_PARAMETERS, 0, MAX_PARAMETERS, update_params, control_with(grad_factor, SKIP_NONE));
-    for (int i = 0; i < MAX_PARAMETERS; i++) parameter_expect_update(&p[i], update_params, grad_factor);
+    update_array(p, MAX_PARAMETERS, 0, MAX_PARAMETERS, update_params,
+                 control_with(grad_factor, SKIP_NONE));
+    for (int i = 0; i < MAX_PARAMETERS; i++)
+        parameter_expect_update(&p[i], update_params, grad_factor);
     op_end();
 }
 
@@ -150,7 +162,8 @@ static int64_t small_size(int i) { return 1 + 13 * (i % 7) + (i == 200 ? 5000 : 
 OP_TEST(many_small_unaligned_tensors_match) {
     int64_t n = 0;
     for (int i = 0; i < NUM_SMALL; i++) n += small_size(i);
-    for (int s = 0; s < 2; s++) { // 8-bit states have blocks, and scales, of their own: see the next test
+    for (int s = 0; s < 2;
+         s++) { // 8-bit states have blocks, and scales, of their own: see the next test
         const UpdateSpec spec = {.rule = RULE_ADAMW,
                                  .dtype = dtype,
                                  .grad = DTYPE_FP32,
@@ -159,7 +172,8 @@ OP_TEST(many_small_unaligned_tensors_match) {
                                  .rows = n,
                                  .weight_decay = 0.1f,
                                  .rate = 1.0f};
-        op_begin(optimizer_shape(dtype, NUM_SMALL, 0), "many small tensors, state %s", dtype_name(spec.state));
+        op_begin(optimizer_shape(dtype, NUM_SMALL, 0), "many small tensors, state %s",
+                 dtype_name(spec.state));
         UpdateCase p = parameter_make(spec);
         UpdateTensor tensors[NUM_SMALL];
         for (int64_t i = 0, begin = 0; i < NUM_SMALL; begin += small_size((int)i++)) {
@@ -172,17 +186,23 @@ OP_TEST(many_small_unaligned_tensors_match) {
     }
 }
 
-// The same block of states again and again, shifted by one element in memory: no alignment is needed.
+// The same block of states again and again, shifted by one element in memory: no alignment is
+// needed.
 OP_TEST(unaligned_8bit_states_match) {
     enum { N = 1000 };
-    const UpdateSpec spec = {
-        .rule = RULE_ADAMW, .dtype = dtype, .grad = DTYPE_FP32, .state = DTYPE_U8, .rows = N, .rate = 1.0f};
+    const UpdateSpec spec = {.rule = RULE_ADAMW,
+                             .dtype = dtype,
+                             .grad = DTYPE_FP32,
+                             .state = DTYPE_U8,
+                             .rows = N,
+                             .rate = 1.0f};
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states from the second element");
     UpdateCase p = parameter_make(spec), shifted = p;
     OpTensor *all[] = {&shifted.weight, &shifted.grad, &shifted.m, &shifted.v};
     for (int i = 0; i < 4; i++) all[i]->t = tensor_slice_elements(all[i]->t, 1, N - 1);
     shifted.update = update_slice(p.update, 1, N - 1);
-    shifted.update.m_scale = p.m_scale.t, shifted.update.v_scale = p.v_scale.t, shifted.update.offset = 0;
+    shifted.update.m_scale = p.m_scale.t, shifted.update.v_scale = p.v_scale.t,
+    shifted.update.offset = 0;
     shifted.n = N - 1, shifted.w = shifted.weight.v = p.weight.v + 1, shifted.grad.v = p.grad.v + 1;
     shifted.m_values++, shifted.v_values++;
     download8(shifted.m_values, shifted.m, shifted.m_scale, true); // the blocks have moved
@@ -192,9 +212,11 @@ OP_TEST(unaligned_8bit_states_match) {
     op_end();
 }
 
-// ----------------------------------------------------------------------------------------------------- the same bits
+// -------------------------------------------------------------------------------------------------
+// the same bits
 
-// The rules and states that the tests of bits go through: all that is rounded at random, and all that has blocks.
+// The rules and states that the tests of bits go through: all that is rounded at random, and all
+// that has blocks.
 static const UpdateSpec bit_cases[] = {
     {.rule = RULE_ADAMW, .state = DTYPE_FP32}, {.rule = RULE_ADAMW, .state = DTYPE_BF16},
     {.rule = RULE_ADAMW, .state = DTYPE_U8},   {.rule = RULE_LION, .state = DTYPE_BF16},
@@ -205,7 +227,8 @@ enum { NUM_BIT_CASES = sizeof bit_cases / sizeof *bit_cases };
 
 static UpdateSpec bit_case(int i, DType dtype, int64_t rows) {
     UpdateSpec spec = bit_cases[i];
-    spec.dtype = dtype, spec.grad = dtype, spec.weight_decay = 0.1f, spec.rate = 1.0f, spec.stream = 5;
+    spec.dtype = dtype, spec.grad = dtype, spec.weight_decay = 0.1f, spec.rate = 1.0f,
+    spec.stream = 5;
     spec.rows = spec.cols ? ceil_div(rows, spec.cols) : rows;
     return spec;
 }
@@ -247,7 +270,9 @@ OP_TEST(ranges_of_an_array_give_the_bits_of_one_call) {
 OP_TEST(a_range_leaves_the_other_tensors) {
     op_begin(optimizer_shape(dtype, 3, 0), "a range");
     UpdateCase p[3];
-    make_parameters(p, (UpdateSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = dtype, .state = DTYPE_FP32}, 1, 4);
+    make_parameters(
+        p, (UpdateSpec){.rule = RULE_ADAMW, .dtype = dtype, .grad = dtype, .state = DTYPE_FP32}, 1,
+        4);
     uint64_t before[3];
     for (int i = 0; i < 3; i++) before[i] = parameter_digest(&p[i], 0);
     update_array(p, 3, 1, 1, update_params, control_with(0.25f, SKIP_NONE));

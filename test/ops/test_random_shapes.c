@@ -1,14 +1,16 @@
-// Every op of a training step in 2,000 random shapes against the specification. Shapes are drawn where kernels change
-// their path: at multiples of vectors, warps, tiles and blocks, one below and one above them, at 1 and at primes.
-// Cases go through the dtypes of the device in turn. The same TEST_SEED draws the same shapes and values;
-// RANDOM_SHAPES=n: about n of them instead, RANDOM_SHAPES=0 none.
+// Every op of a training step in 2,000 random shapes against the specification. Shapes are drawn
+// where kernels change their path: at multiples of vectors, warps, tiles and blocks, one below and
+// one above them, at 1 and at primes. Cases go through the dtypes of the device in turn. The same
+// TEST_SEED draws the same shapes and values; RANDOM_SHAPES=n: about n of them instead,
+// RANDOM_SHAPES=0 none.
 #include "test/ops/block_cases.h"
 
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/random.h"
 #include "test/ops/optimizer_case.h"
 
-// --------------------------------------------------------------------------------------------------------------- draws
+// -------------------------------------------------------------------------------------------------
+// draws
 
 static struct { uint64_t stream, count; } draws; // of this case
 
@@ -22,7 +24,8 @@ static bool flip(void) { return draw(2); }
 // From 1 to `most`: a few; around a multiple of a vector, warp, tile or block; a prime; any.
 static int64_t extent(int64_t most) {
     static const int64_t steps[] = {4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048};
-    static const int64_t primes[] = {11, 13, 17, 31, 37, 61, 67, 97, 127, 131, 251, 257, 509, 521, 1021, 1031, 2053};
+    static const int64_t primes[] = {11,  13,  17,  31,  37,  61,   67,   97,  127,
+                                     131, 251, 257, 509, 521, 1021, 1031, 2053};
     int64_t x = most + 1;
     while (x > most) {
         switch (draw(4)) {
@@ -44,7 +47,8 @@ static int64_t extent(int64_t most) {
     return x;
 }
 
-// Half of them whole packs of 16 bytes in every dtype: only such rows take the kernels that load vectors.
+// Half of them whole packs of 16 bytes in every dtype: only such rows take the kernels that load
+// vectors.
 static int64_t columns(int64_t most) {
     const int64_t x = extent(most);
     return flip() ? round_up(x, 8) : x;
@@ -61,13 +65,15 @@ static int64_t padded(int64_t V) {
     return round_up(V, multiples[draw(4)]);
 }
 
-// ----------------------------------------------------------------------------------------------------------------- ops
+// -------------------------------------------------------------------------------------------------
+// ops
 
 static EmbeddingShape embedding_shape(void) {
     const int64_t most = budget();
     EmbeddingShape s;
     do {
-        s.B = extent(9), s.T = extent(300), s.C = columns(2100), s.V = extent(2000), s.Vp = padded(s.V);
+        s.B = extent(9), s.T = extent(300), s.C = columns(2100), s.V = extent(2000),
+        s.Vp = padded(s.V);
         s.maxT = s.T + (flip() ? 0 : draw(9));
     } while ((s.B * s.T + s.Vp + s.maxT) * s.C > most);
     return s;
@@ -138,7 +144,8 @@ static void matmul_backward_weight_random(DType dtype) {
     matmul_backward_weight_case(&s, dtype, grad, flags & 1, flags & 2);
 }
 
-// At least 256 values in each tensor: what is left of few differences of probabilities has no typical size.
+// At least 256 values in each tensor: what is left of few differences of probabilities has no
+// typical size.
 static HeadsShape heads_shape(void) {
     const int64_t most = 2 * budget(); // scores above the diagonal are not computed
     HeadsShape s;
@@ -160,7 +167,8 @@ static void attention_backward_random(DType dtype) {
     attention_backward_case(&s, dtype, grad, draw(2) == 1);
 }
 
-// ---------------------------------------------------------------------------------------------- blocks after GPT-2
+// ----------------------------------------------------------------------------------------------
+// blocks after GPT-2
 
 static void rmsnorm_forward_random(DType dtype) {
     const RowsShape s = rows_shape();
@@ -221,7 +229,8 @@ static HeadLossShape head_loss_shape(void) {
     const int64_t most = budget();
     HeadLossShape s;
     do {
-        s.N = extent(200), s.C = columns(300), s.V = extent(2100), s.Vp = padded(s.V), s.R = extent(s.N + 5);
+        s.N = extent(200), s.C = columns(300), s.V = extent(2100), s.Vp = padded(s.V),
+        s.R = extent(s.N + 5);
     } while (s.N * s.C * s.Vp > most);
     return s;
 }
@@ -263,8 +272,8 @@ static void gradient_sumsq_random(DType dtype) {
 
 static void tensor_statistics_random(DType dtype) {
     const int64_t n = extent(20000), skipped = draw(9);
-    op_begin(elements_shape(dtype), "tensor_statistics %s of %d elements from %d", dtype_name(dtype), (int)n,
-             (int)skipped);
+    op_begin(elements_shape(dtype), "tensor_statistics %s of %d elements from %d",
+             dtype_name(dtype), (int)n, (int)skipped);
     const OpTensor x = without_first(op_input(dtype, "x", DIMS(n + skipped), 0.02), skipped);
     stats_compare(x.t, x.v, op_dtypes[draw(3)]);
     op_end();
@@ -282,8 +291,9 @@ static void optimizer_update_random(DType dtype) {
     spec.keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)draw(NUM_KEEPS);
     int64_t sizes[MOST] = {0};
     for (int i = 0; i < n; i++) sizes[i] = extent(i ? 1000 : 10000);
-    op_begin(optimizer_shape(dtype, n, 0), "adamw %s, state %s, %s, gradient %s, %d + %d + %d elements",
-             dtype_name(dtype), dtype_name(spec.state), keep_name(spec.keep), dtype_name(spec.grad), (int)sizes[0],
+    op_begin(optimizer_shape(dtype, n, 0),
+             "adamw %s, state %s, %s, gradient %s, %d + %d + %d elements", dtype_name(dtype),
+             dtype_name(spec.state), keep_name(spec.keep), dtype_name(spec.grad), (int)sizes[0],
              (int)sizes[1], (int)sizes[2]);
     for (int i = 0; i < n; i++) {
         spec.rows = sizes[i], spec.weight_decay = flip() ? 0.1f : 0.0f, spec.rate = 0.5f + (float)i,
@@ -296,7 +306,8 @@ static void optimizer_update_random(DType dtype) {
     op_end();
 }
 
-// --------------------------------------------------------------------------------------------------------------- table
+// -------------------------------------------------------------------------------------------------
+// table
 
 typedef struct {
     const char *op;
@@ -335,11 +346,15 @@ static const RandomOp ops[] = {
     {"attention of shared keys and values", shared_keys_random, 80},
     {"embedding_norm", embedding_norm_random, 60},
 };
-enum { NUM_OPS = sizeof ops / sizeof *ops, TOTAL = 2000 }; // TOTAL: of the ops of GPT-2, the first ones
+enum {
+    NUM_OPS = sizeof ops / sizeof *ops,
+    TOTAL = 2000
+}; // TOTAL: of the ops of GPT-2, the first ones
 
 static void matches_in_random_shapes(void **state) {
     const RandomOp *op = *state;
-    // Streams from 2^40 on, which no tensor has: one a case, so that a case draws the same shape whatever ran before.
+    // Streams from 2^40 on, which no tensor has: one a case, so that a case draws the same shape
+    // whatever ran before.
     const char *asked = getenv("RANDOM_SHAPES");
     const int64_t cases = op->cases * (asked ? strtoll(asked, NULL, 10) : TOTAL) / TOTAL;
     DType supported[3];
@@ -356,6 +371,7 @@ TestFixture test_all = {op_group_setup, op_group_teardown};
 
 int main(void) {
     for (int i = 0; i < NUM_OPS; i++)
-        test_add(i, (struct CMUnitTest){ops[i].op, matches_in_random_shapes, NULL, op_teardown, (void *)&ops[i]});
+        test_add(i, (struct CMUnitTest){ops[i].op, matches_in_random_shapes, NULL, op_teardown,
+                                        (void *)&ops[i]});
     return test_run();
 }

@@ -1,6 +1,7 @@
-// What was not kept is not read: the model with a memory plan of its own, in which no two tensors share bytes and all
-// of them begin as NaN. Where the backward pass read a tensor before it was computed again, or one that nothing
-// computes, gradients would be NaN. (test_model.c has the shared plan, where a wrong lifetime shows.)
+// What was not kept is not read: the model with a memory plan of its own, in which no two tensors
+// share bytes and all of them begin as NaN. Where the backward pass read a tensor before it was
+// computed again, or one that nothing computes, gradients would be NaN. (test_model.c has the
+// shared plan, where a wrong lifetime shows.)
 //
 // The functions of memory_plan.h stand here a second time; the library's are not linked in.
 #include "llmc/base/arithmetic.h"
@@ -11,7 +12,8 @@
 #include "test/ops/random_model.h"
 #include <math.h>
 
-// ------------------------------------------------------------------------------------------ a plan that shares nothing
+// ------------------------------------------------------------------------------------------ a plan
+// that shares nothing
 
 enum { MAX_PLANNED = 1024 };
 
@@ -25,7 +27,8 @@ const char *memory_class_name(MemoryClass c) { return (void)c, "unshared"; }
 MemoryPlan *memory_plan_create(void) { return calloc(1, sizeof(MemoryPlan)); }
 void memory_plan_destroy(MemoryPlan *plan) { free(plan); }
 
-int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use, int last_use) {
+int memory_plan_add(MemoryPlan *plan, MemoryClass c, const char *name, int64_t bytes, int first_use,
+                    int last_use) {
     REQUIRE(plan->count < MAX_PLANNED, "more tensors than this plan has room for");
     const int64_t rounded = round_up(bytes, PLAN_ALIGNMENT);
     plan->tensors[plan->count] = (PlannedTensor){c, name, rounded, first_use, last_use};
@@ -41,12 +44,19 @@ int64_t memory_plan_offset(const MemoryPlan *plan, int handle) {
 }
 
 int64_t memory_plan_total(const MemoryPlan *plan) { return memory_plan_offset(plan, plan->count); }
-int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c) { return (void)c, memory_plan_total(plan); }
-int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick) { return (void)tick, memory_plan_total(plan); }
+int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c) {
+    return (void)c, memory_plan_total(plan);
+}
+int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick) {
+    return (void)tick, memory_plan_total(plan);
+}
 int memory_plan_count(const MemoryPlan *plan) { return plan->count; }
-PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) { return plan->tensors[handle]; }
+PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) {
+    return plan->tensors[handle];
+}
 
-// ----------------------------------------------------------------------------------------------------------- the tests
+// -------------------------------------------------------------------------------------------------
+// the tests
 
 static uint16_t *window; // (T+1), memory the device can copy from
 
@@ -105,7 +115,8 @@ OP_TEST(nothing_is_read_that_was_not_kept) {
         const uint64_t kept = digest_of_step(options);
         for (int first = 0; first <= RECOMPUTE_BLOCK; first += L) {
             recompute_mixed(&options, first);
-            if (digest_of_step(options) != kept) op_fail("sets of ops from %d on: other bits", first);
+            if (digest_of_step(options) != kept)
+                op_fail("sets of ops from %d on: other bits", first);
             if (in_dtype && first > 12) break; // the same reads
         }
     }

@@ -1,9 +1,11 @@
-// The specification itself: every backward function of test/reference against central differences of its forward.
+// The specification itself: every backward function of test/reference against central differences
+// of its forward.
 //
-// For a forward y(x) and a fixed random dy, the objective is f(x) = sum y(x) dy and its gradient is backward(dy).
-// Tolerance: with step h = 1e-5 and values of order 1, the central difference is wrong by h^2 f''' / 6 ~ 1e-10 and by
-// rounding ~ n * 2^-53 * |f| / h ~ 1e-10 an element, which counts where the gradient is small; 1e-7 of the gradient
-// leaves room for large third derivatives, and a wrong term is ~ 1.
+// For a forward y(x) and a fixed random dy, the objective is f(x) = sum y(x) dy and its gradient is
+// backward(dy). Tolerance: with step h = 1e-5 and values of order 1, the central difference is
+// wrong by h^2 f''' / 6 ~ 1e-10 and by rounding ~ n * 2^-53 * |f| / h ~ 1e-10 an element, which
+// counts where the gradient is small; 1e-7 of the gradient leaves room for large third derivatives,
+// and a wrong term is ~ 1.
 #include "llmc/base/random.h"
 #include "llmc/model/parameters.h"
 #include "test/ops/every_block.h"
@@ -38,7 +40,8 @@ static double dot(const double *a, const double *b, int64_t n) {
 }
 
 // dx (n) must be the gradient of f at x (n).
-static void check_gradient(const char *name, double (*f)(void), double *x, const double *dx, int64_t n) {
+static void check_gradient(const char *name, double (*f)(void), double *x, const double *dx,
+                           int64_t n) {
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {
         double kept = x[i];
@@ -54,9 +57,22 @@ static void check_gradient(const char *name, double (*f)(void), double *x, const
         fail_msg("%s: relative error %.3g, at most %.3g", name, sqrt(error / norm), tolerance);
 }
 
-enum { B = 2, T = 5, C = 6, NH = 2, HS = C / NH, V = 7, Vp = 9, MAX_T = 6, N = B * T, IC = C, OC = 4 };
+enum {
+    B = 2,
+    T = 5,
+    C = 6,
+    NH = 2,
+    HS = C / NH,
+    V = 7,
+    Vp = 9,
+    MAX_T = 6,
+    N = B * T,
+    IC = C,
+    OC = 4
+};
 
-// --------------------------------------------------------------------------------------------------------- embedding
+// -------------------------------------------------------------------------------------------------
+// embedding
 
 static int32_t tokens[N];
 static double wte[Vp * C], wpe[MAX_T * C], rows[N * C], drows[N * C], in[N * C];
@@ -78,7 +94,8 @@ TEST(embedding_backward_is_the_derivative) {
     check_gradient("dwpe", embedding_objective, wpe, dwpe, MAX_T * C);
 }
 
-// --------------------------------------------------------------------------------------------------------- layernorm
+// -------------------------------------------------------------------------------------------------
+// layernorm
 
 static double weight[C], bias[C], mean[N], rstd[N];
 
@@ -91,7 +108,8 @@ TEST(layernorm_backward_is_the_derivative) {
     double din[N * C], dweight[C], dbias[C], din_sum[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
-    ref_layernorm_backward(din, dweight, dbias, din_sum, drows, in, mean, rstd, weight, N, C, false, false, false);
+    ref_layernorm_backward(din, dweight, dbias, din_sum, drows, in, mean, rstd, weight, N, C, false,
+                           false, false);
     for (int c = 0; c < C; c++) {
         for (int n = 0; n < N; n++) din_sum[c] -= din[n * C + c];
         assert_true(fabs(din_sum[c]) <= 1e-12);
@@ -106,16 +124,19 @@ TEST(layernorm_backward_adds_to_the_residual_gradient_and_accumulates) {
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
     double *dw = once + N * C, *dw2 = twice + N * C;
-    ref_layernorm_backward(once, dw, dw + C, dw + 2 * C, drows, in, mean, rstd, weight, N, C, false, false, false);
+    ref_layernorm_backward(once, dw, dw + C, dw + 2 * C, drows, in, mean, rstd, weight, N, C, false,
+                           false, false);
     memcpy(twice, once, sizeof once);
     memcpy(first_sum, dw + 2 * C, sizeof first_sum);
-    ref_layernorm_backward(twice, dw2, dw2 + C, dw2 + 2 * C, drows, in, mean, rstd, weight, N, C, true, true, true);
+    ref_layernorm_backward(twice, dw2, dw2 + C, dw2 + 2 * C, drows, in, mean, rstd, weight, N, C,
+                           true, true, true);
     for (int i = 0; i < N * C + 2 * C; i++) assert_true(fabs(twice[i] - 2.0 * once[i]) <= 1e-12);
     for (int c = 0; c < C; c++)
         assert_true(fabs(dw2[2 * C + c] - 3.0 * first_sum[c]) <= 1e-12); // of din twice as large
 }
 
-// ------------------------------------------------------------------------------------------------------------ matmul
+// -------------------------------------------------------------------------------------------------
+// matmul
 
 static double matrix[OC * IC], matrix_bias[OC], out[N * OC], dout[N * OC], pre[N * IC];
 
@@ -131,7 +152,8 @@ static double gelu_matmul_objective(void) {
 
 TEST(matmul_backward_is_the_derivative) {
     double din[N * IC], dmatrix[OC * IC], dbias[OC];
-    fill(in, N * IC, 1.0), fill(matrix, OC * IC, 1.0), fill(matrix_bias, OC, 1.0), fill(dout, N * OC, 1.0);
+    fill(in, N * IC, 1.0), fill(matrix, OC * IC, 1.0), fill(matrix_bias, OC, 1.0),
+        fill(dout, N * OC, 1.0);
     ref_matmul_backward_input(din, dout, matrix, N, IC, OC);
     ref_matmul_backward_weight(dmatrix, dbias, dout, in, N, IC, OC, false);
     check_gradient("din", matmul_objective, in, din, N * IC);
@@ -141,20 +163,23 @@ TEST(matmul_backward_is_the_derivative) {
 
 TEST(gelu_backward_is_the_derivative) {
     double dpre[N * IC];
-    fill(pre, N * IC, 2.0), fill(matrix, OC * IC, 1.0), fill(matrix_bias, OC, 1.0), fill(dout, N * OC, 1.0);
+    fill(pre, N * IC, 2.0), fill(matrix, OC * IC, 1.0), fill(matrix_bias, OC, 1.0),
+        fill(dout, N * OC, 1.0);
     ref_matmul_gelu_backward_input(dpre, dout, matrix, pre, N, IC, OC);
     check_gradient("dpre", gelu_matmul_objective, pre, dpre, N * IC);
 }
 
 TEST(gelu_is_near_the_exact_gaussian_form) {
-    // The tanh form stays within 5e-4 of x Phi(x) (Hendrycks and Gimpel); a wrong constant does not.
+    // The tanh form stays within 5e-4 of x Phi(x) (Hendrycks and Gimpel); a wrong constant does
+    // not.
     for (int i = -600; i <= 600; i++) {
         double x = 0.01 * i;
         assert_true(fabs(ref_gelu(x) - 0.5 * x * erfc(-x / sqrt(2.0))) <= 5e-4);
     }
 }
 
-// --------------------------------------------------------------------------------------------------------- attention
+// -------------------------------------------------------------------------------------------------
+// attention
 
 static double qkv[N * 3 * C], lse[B * NH * T];
 static int kv_heads;
@@ -179,7 +204,8 @@ TEST(attention_sees_no_later_position) {
     double first[N * C];
     fill(qkv, N * 3 * C, 1.0);
     ref_attention_forward(first, lse, qkv, B, T, NH, NH, HS);
-    for (int i = 0; i < 3 * C; i++) qkv[(T - 1) * 3 * C + i] += 1.0; // the last position of sequence 0
+    for (int i = 0; i < 3 * C; i++)
+        qkv[(T - 1) * 3 * C + i] += 1.0; // the last position of sequence 0
     ref_attention_forward(rows, lse, qkv, B, T, NH, NH, HS);
     assert_memory_equal(rows, first, (T - 1) * C * sizeof(double));
     assert_memory_equal(rows + T * C, first + T * C, T * C * sizeof(double));
@@ -201,7 +227,8 @@ TEST(heads_that_share_keys_and_values_are_heads_with_copies_of_them) {
     assert_memory_equal(lse, grouped_lse, sizeof grouped_lse);
 }
 
-// ------------------------------------------------------------------------------------------------ blocks after GPT-2
+// ------------------------------------------------------------------------------------------------
+// blocks after GPT-2
 
 static double rms_objective(void) {
     ref_rmsnorm_forward(rows, rstd, in, weight, N, C, 1e-6);
@@ -215,12 +242,14 @@ TEST(rmsnorm_backward_is_the_derivative) {
     ref_rmsnorm_backward(din, dweight, din_sum, drows, in, rstd, weight, N, C, false, false, false);
     check_gradient("din", rms_objective, in, din, N * C);
     check_gradient("dweight", rms_objective, weight, dweight, C);
-    memcpy(again, din, sizeof din), memcpy(twice, dweight, sizeof twice), memcpy(sum_again, din_sum, sizeof din_sum);
+    memcpy(again, din, sizeof din), memcpy(twice, dweight, sizeof twice),
+        memcpy(sum_again, din_sum, sizeof din_sum);
     ref_rmsnorm_backward(again, twice, sum_again, drows, in, rstd, weight, N, C, true, true, true);
     for (int i = 0; i < N * C; i++) assert_true(fabs(again[i] - 2.0 * din[i]) <= 1e-12);
     for (int c = 0; c < C; c++) {
         assert_true(fabs(twice[c] - 2.0 * dweight[c]) <= 1e-12);
-        assert_true(fabs(sum_again[c] - 3.0 * din_sum[c]) <= 1e-12); // of din, and of din twice as large
+        // of din, and of din twice as large
+        assert_true(fabs(sum_again[c] - 3.0 * din_sum[c]) <= 1e-12);
         for (int n = 0; n < N; n++) din_sum[c] -= din[n * C + c];
         assert_true(fabs(din_sum[c]) <= 1e-12);
     }
@@ -233,7 +262,8 @@ static double packed[N * PACKED], rotated[N * PACKED], drotated[N * PACKED], ang
 static double q_weight[PAIRS], k_weight[PAIRS], rstd_of_heads[N * OF_HEADS];
 
 static double qk_objective(void) {
-    ref_qk_norm_rope_forward(rotated, rstd_of_heads, packed, q_weight, k_weight, angles, heads, 1e-6, 0);
+    ref_qk_norm_rope_forward(rotated, rstd_of_heads, packed, q_weight, k_weight, angles, heads,
+                             1e-6, 0);
     return dot(rotated, drotated, N * PACKED);
 }
 
@@ -249,14 +279,17 @@ TEST(qk_norm_rope_backward_is_the_derivative) {
     fill(drotated, N * PACKED, 1.0);
     qk_objective();
     memcpy(d, drotated, sizeof d);
-    ref_qk_norm_rope_backward(d, dq, dk, packed, rstd_of_heads, q_weight, k_weight, angles, heads, false);
+    ref_qk_norm_rope_backward(d, dq, dk, packed, rstd_of_heads, q_weight, k_weight, angles, heads,
+                              false);
     check_gradient("dqkv", qk_objective, packed, d, N * PACKED);
     check_gradient("dq_weight", qk_objective, q_weight, dq, PAIRS);
     check_gradient("dk_weight", qk_objective, k_weight, dk, PAIRS);
     memcpy(dq_twice, dq, sizeof dq), memcpy(dk_twice, dk, sizeof dk), memcpy(d, drotated, sizeof d);
-    ref_qk_norm_rope_backward(d, dq_twice, dk_twice, packed, rstd_of_heads, q_weight, k_weight, angles, heads, true);
+    ref_qk_norm_rope_backward(d, dq_twice, dk_twice, packed, rstd_of_heads, q_weight, k_weight,
+                              angles, heads, true);
     for (int i = 0; i < PAIRS; i++)
-        assert_true(fabs(dq_twice[i] - 2.0 * dq[i]) <= 1e-12 && fabs(dk_twice[i] - 2.0 * dk[i]) <= 1e-12);
+        assert_true(fabs(dq_twice[i] - 2.0 * dq[i]) <= 1e-12 &&
+                    fabs(dk_twice[i] - 2.0 * dk[i]) <= 1e-12);
     memcpy(d, drotated, sizeof d);
     ref_qk_norm_rope_backward(d, NULL, NULL, NULL, NULL, NULL, NULL, angles, heads, false);
     check_gradient("dqkv of RoPE alone", rope_objective, packed, d, N * PACKED);
@@ -273,7 +306,8 @@ TEST(rotated_products_depend_on_the_distance) {
     for (int i = 0; i < 4; i++)
         for (int j = 0; j <= i; j++) {
             const double *q = near + i * 3 * PAIRS, *k = near + j * 3 * PAIRS + PAIRS;
-            const double score = dot(q, k, PAIRS), moved = dot(far + (q - near), far + (k - near), PAIRS);
+            const double score = dot(q, k, PAIRS),
+                         moved = dot(far + (q - near), far + (k - near), PAIRS);
             assert_true(fabs(score - moved) <= 1e-6); // the angles are rounded to fp32
         }
 }
@@ -298,7 +332,8 @@ TEST(swiglu_and_relu2_backward_are_the_derivatives) {
     check_gradient("dpre", relu2_objective, in, dpre, N * C);
 }
 
-// -------------------------------------------------------------------------------------------------------- head, model
+// -------------------------------------------------------------------------------------------------
+// head, model
 
 static double losses[N];
 static const double factor = 0.37;
@@ -323,7 +358,9 @@ static ModelConfig config;
 static double *params[MAX_TENSORS], *grads[MAX_TENSORS];
 static int32_t windows[B * (T + 1)];
 
-static double model_objective(void) { return ref_gpt2(&config, params, windows, B, T, NULL, NULL, NULL); }
+static double model_objective(void) {
+    return ref_gpt2(&config, params, windows, B, T, NULL, NULL, NULL);
+}
 
 static void check_whole_model(const char *descriptor) {
     char text[128];
@@ -332,12 +369,15 @@ static void check_whole_model(const char *descriptor) {
     assert_true(count <= MAX_TENSORS);
     for (int i = 0; i < count; i++) {
         int64_t n = parameter_numel(&table[i]);
-        params[i] = malloc((size_t)n * sizeof(double)), grads[i] = malloc((size_t)n * sizeof(double));
+        params[i] = malloc((size_t)n * sizeof(double)),
+        grads[i] = malloc((size_t)n * sizeof(double));
         fill(params[i], n, 0.5);
     }
-    for (int i = 0; i < B * (T + 1); i++) windows[i] = (int32_t)(philox(seed, 98, (uint64_t)i).v[0] % V);
+    for (int i = 0; i < B * (T + 1); i++)
+        windows[i] = (int32_t)(philox(seed, 98, (uint64_t)i).v[0] % V);
     ref_gpt2(&config, params, windows, B, T, NULL, NULL, grads);
-    // The gradient of the key bias is zero (softmax ignores a shift), so all vectors are compared with their tensor.
+    // The gradient of the key bias is zero (softmax ignores a shift), so all vectors are compared
+    // with their tensor.
     for (int i = 0; i < count; i++) {
         snprintf(text, sizeof text, "%s: %s", descriptor, table[i].name);
         check_gradient(text, model_objective, params[i], grads[i], parameter_numel(&table[i]));
@@ -355,11 +395,12 @@ TEST(the_gradient_of_the_whole_model_is_the_derivative) {
         }
 }
 
-// --------------------------------------------------------------------------------------------------------- optimizer
+// -------------------------------------------------------------------------------------------------
+// optimizer
 
 TEST(the_first_adamw_step_is_the_learning_rate_against_the_sign) {
-    // m / (1-b1) = g and v / (1-b2) = g^2 at step 1, so the direction is g / (|g| + eps), here 2 / (2 + 2) = 1/2; the
-    // decay adds 0.1 * w = 0.3.
+    // m / (1-b1) = g and v / (1-b2) = g^2 at step 1, so the direction is g / (|g| + eps), here 2 /
+    // (2 + 2) = 1/2; the decay adds 0.1 * w = 0.3.
     double w[1] = {3.0}, m[1] = {0.0}, v[1] = {0.0}, g[1] = {4.0};
     UpdateParams params_1 = {.learning_rate = 0.5f, .moments = {{0}, {0.75f, 0.875f, 2.0f}}};
     ref_adamw_update(w, m, v, g, 1, 1.0, 0.1, params_1, 1, 1, 0.5);

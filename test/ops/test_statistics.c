@@ -1,5 +1,5 @@
-// tensor_statistics against the specification: counts and amax to the last bit, on numbers of every size, at every
-// alignment, added to what is there.
+// tensor_statistics against the specification: counts and amax to the last bit, on numbers of every
+// size, at every alignment, added to what is there.
 #include "test/ops/op_cases.h"
 
 TestFixture test_all = {op_group_setup, op_group_teardown};
@@ -7,13 +7,14 @@ TestFixture test_all = {op_group_setup, op_group_teardown};
 static const DType formats[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2};
 enum { NUM_FORMATS = sizeof formats / sizeof *formats };
 
-// Normal numbers with bits of every size among them: exponents from the smallest denormal to infinity, NaN, zeros of
-// both signs, and the neighbours of every limit.
+// Normal numbers with bits of every size among them: exponents from the smallest denormal to
+// infinity, NaN, zeros of both signs, and the neighbours of every limit.
 static void fill_with_every_size(float *x, int64_t n) {
-    static const uint32_t special[] = {0x00000000, 0x80000000, 0x00000001, 0x007FFFFF, 0x00800000, 0x807FFFFF,
-                                       0x387FE000, 0x38800000, 0x38800001, 0x477FE000, 0x477FE001, 0x477FF000,
-                                       0x3C7F0000, 0x3C800000, 0x43E00000, 0x43E10000, 0x47600000, 0x47610000,
-                                       0x7F7F0000, 0x7F7F0001, 0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000};
+    static const uint32_t special[] = {0x00000000, 0x80000000, 0x00000001, 0x007FFFFF, 0x00800000,
+                                       0x807FFFFF, 0x387FE000, 0x38800000, 0x38800001, 0x477FE000,
+                                       0x477FE001, 0x477FF000, 0x3C7F0000, 0x3C800000, 0x43E00000,
+                                       0x43E10000, 0x47600000, 0x47610000, 0x7F7F0000, 0x7F7F0001,
+                                       0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000};
     enum { SPECIAL = sizeof special / sizeof *special };
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits = (uint32_t)i * 2654435761u;
@@ -23,7 +24,8 @@ static void fill_with_every_size(float *x, int64_t n) {
     }
 }
 
-// The value of the bits of a float. No conversion by the processor, which may take denormals for 0 here.
+// The value of the bits of a float. No conversion by the processor, which may take denormals for 0
+// here.
 static double value_of(uint32_t bits) {
     const int exponent = bits >> 23 & 0xFF, mantissa = bits & 0x7FFFFF;
     double size = exponent ? ldexp(mantissa + 0x800000, exponent - 150) : ldexp(mantissa, -149);
@@ -38,7 +40,8 @@ static double *values_of(const void *bytes, DType dtype, int64_t n) {
         uint32_t bits = 0;
         if (dtype == DTYPE_FP32) memcpy(&bits, (const float *)bytes + i, sizeof bits);
         if (dtype == DTYPE_BF16) bits = (uint32_t)((const uint16_t *)bytes)[i] << 16;
-        values[i] = dtype == DTYPE_FP16 ? (double)fp16_to_float(((const uint16_t *)bytes)[i]) : value_of(bits);
+        values[i] = dtype == DTYPE_FP16 ? (double)fp16_to_float(((const uint16_t *)bytes)[i])
+                                        : value_of(bits);
     }
     return values;
 }

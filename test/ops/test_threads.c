@@ -1,7 +1,8 @@
-// The same inputs give the same bits: from call to call, and in any order of execution. Orders are numbers of CPU
-// threads or, where the CUDA simulator is linked, schedules: the order in which it runs the blocks of a grid and the
-// threads of a block. With CPU threads the plain matmuls are exempt, as is the LM head, which is built on them: oneDNN
-// cuts a product differently for another number of threads. So device_tuning names that number (test_device.c).
+// The same inputs give the same bits: from call to call, and in any order of execution. Orders are
+// numbers of CPU threads or, where the CUDA simulator is linked, schedules: the order in which it
+// runs the blocks of a grid and the threads of a block. With CPU threads the plain matmuls are
+// exempt, as is the LM head, which is built on them: oneDNN cuts a product differently for another
+// number of threads. So device_tuning names that number (test_device.c).
 #include "test/ops/optimizer_case.h"
 
 #include "test/ops/block_cases.h"
@@ -13,7 +14,8 @@ TestFixture test_all = {op_group_setup, op_group_teardown};
 
 enum { B = 3, T = 70, C = 72, NH = 3, N = B * T, V = 200, Vp = 256 };
 
-// For updates: a small tensor beside one of several parts, of as many rows as make Adafactor cut it in groups.
+// For updates: a small tensor beside one of several parts, of as many rows as make Adafactor cut it
+// in groups.
 enum { UPDATED = 2, UPDATED_COLS = 67 };
 static const int64_t updated_rows[UPDATED] = {1, 1045};
 
@@ -33,9 +35,12 @@ static void begin(DType dtype, const char *what) {
 }
 
 static uint64_t embedding_bits(DType dtype) {
-    OpTensor tokens = op_tokens("tokens", DIMS(B, T), V), dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
-    OpTensor wte = op_input(dtype, "wte", DIMS(Vp, C), 1.0), wpe = op_input(dtype, "wpe", DIMS(T, C), 1.0);
-    OpTensor dwte = op_inout(dtype, "dwte", DIMS(Vp, C), 1.0), dwpe = op_inout(dtype, "dwpe", DIMS(T, C), 1.0);
+    OpTensor tokens = op_tokens("tokens", DIMS(B, T), V),
+             dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
+    OpTensor wte = op_input(dtype, "wte", DIMS(Vp, C), 1.0),
+             wpe = op_input(dtype, "wpe", DIMS(T, C), 1.0);
+    OpTensor dwte = op_inout(dtype, "dwte", DIMS(Vp, C), 1.0),
+             dwpe = op_inout(dtype, "dwpe", DIMS(T, C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(B, T, C));
     embedding_forward(out.t, tokens.t, wte.t, wpe.t);
     embedding_backward(gradient_to(dwte.t, true), gradient_to(dwpe.t, true), dout.t, tokens.t);
@@ -43,42 +48,56 @@ static uint64_t embedding_bits(DType dtype) {
 }
 
 static uint64_t embedding_norm_bits(DType dtype) {
-    OpTensor tokens = op_tokens("tokens", DIMS(B, T), V), wte = op_input(dtype, "wte", DIMS(Vp, C), 0.02);
-    OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), dout = op_inout(dtype, "dout", DIMS(B, T, C), 1.0);
+    OpTensor tokens = op_tokens("tokens", DIMS(B, T), V),
+             wte = op_input(dtype, "wte", DIMS(Vp, C), 0.02);
+    OpTensor out = op_output(dtype, "out", DIMS(B, T, C)),
+             dout = op_inout(dtype, "dout", DIMS(B, T, C), 1.0);
     embedding_norm_forward(out.t, tokens.t, wte.t, 1e-7f);
     embedding_norm_backward(dout.t, tokens.t, wte.t, 1e-7f);
     return op_digest(op_digest(0, out), dout);
 }
 
 static uint64_t layernorm_bits(DType dtype) {
-    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
-    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0), bias = op_input(dtype, "bias", DIMS(C), 1.0);
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0),
+             dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
+    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0),
+             bias = op_input(dtype, "bias", DIMS(C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(N, C));
-    OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(N)), rstd = op_output(DTYPE_FP32, "rstd", DIMS(N));
-    OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0), dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
-    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
+    OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(N)),
+             rstd = op_output(DTYPE_FP32, "rstd", DIMS(N));
+    OpTensor din = op_inout(dtype, "din", DIMS(N, C), 1.0),
+             dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
+    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)),
+             din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
     layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
-    layernorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false), gradient_to(dbias.t, false),
-                       gradient_to(din_sum.t, false), dout.t, in.t, mean.t, rstd.t, weight.t);
+    layernorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false),
+                       gradient_to(dbias.t, false), gradient_to(din_sum.t, false), dout.t, in.t,
+                       mean.t, rstd.t, weight.t);
     uint64_t forward = op_digest(op_digest(op_digest(0, out), mean), rstd);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dweight), dbias), din_sum);
 }
 
 static uint64_t attention_bits(DType dtype) {
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(B, T, 3 * C), 1.0), dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
-    OpTensor out = op_output(dtype, "out", DIMS(B, T, C)), lse = op_output(DTYPE_FP32, "lse", DIMS(B, NH, T));
-    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C)), dbias = op_inout(dtype, "dbias", DIMS(3 * C), 1.0);
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(B, T, 3 * C), 1.0),
+             dout = op_input(dtype, "dout", DIMS(B, T, C), 1.0);
+    OpTensor out = op_output(dtype, "out", DIMS(B, T, C)),
+             lse = op_output(DTYPE_FP32, "lse", DIMS(B, NH, T));
+    OpTensor dqkv = op_output(dtype, "dqkv", DIMS(B, T, 3 * C)),
+             dbias = op_inout(dtype, "dbias", DIMS(3 * C), 1.0);
     Gradient left = gradient_to(dbias.t, true);
     attention_forward(out.t, lse.t, qkv.t, heads_of(NH, NH));
     attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, heads_of(NH, NH), &left);
     return op_digest(op_digest(op_digest(op_digest(0, out), lse), dqkv), dbias);
 }
 
-// Two chunks of keys, so that blocks of one head add their parts; the second token reads what the first one stored.
+// Two chunks of keys, so that blocks of one head add their parts; the second token reads what the
+// first one stored.
 static uint64_t decoding_bits(DType dtype) {
     OpTensor prompt = op_input(dtype, "prompt", DIMS(B, T - 2, 3 * C), 1.0);
-    OpTensor qkv = op_input(dtype, "qkv", DIMS(B, 3 * C), 1.0), position = op_tokens("position", DIMS(1), 1);
-    OpTensor cache = op_output(dtype, "cache", DIMS(B, 2 * NH, T, C / NH)), out = op_output(dtype, "out", DIMS(B, C));
+    OpTensor qkv = op_input(dtype, "qkv", DIMS(B, 3 * C), 1.0),
+             position = op_tokens("position", DIMS(1), 1);
+    OpTensor cache = op_output(dtype, "cache", DIMS(B, 2 * NH, T, C / NH)),
+             out = op_output(dtype, "out", DIMS(B, C));
     uint64_t digest = 0;
     kv_cache_store(cache.t, prompt.t, 0);
     for (int t = T - 2; t < T; t++) {
@@ -94,13 +113,17 @@ static uint64_t decoding_bits(DType dtype) {
 static uint64_t blocks_bits(DType dtype) {
     enum { NKV = 2, QH = 4, HS = 18, COLUMNS = (QH + 2 * NKV) * HS };
     if (!is_cpu()) return 0;
-    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
-    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0), out = op_output(dtype, "out", DIMS(N, C));
-    OpTensor rstd = op_output(DTYPE_FP32, "rstd", DIMS(N)), din = op_inout(dtype, "din", DIMS(N, C), 1.0);
-    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)), din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0),
+             dout = op_input(dtype, "dout", DIMS(N, C), 1.0);
+    OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0),
+             out = op_output(dtype, "out", DIMS(N, C));
+    OpTensor rstd = op_output(DTYPE_FP32, "rstd", DIMS(N)),
+             din = op_inout(dtype, "din", DIMS(N, C), 1.0);
+    OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)),
+             din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
     rmsnorm_forward(out.t, rstd.t, in.t, weight.t, 1e-6f);
-    rmsnorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false), gradient_to(din_sum.t, false), dout.t,
-                     in.t, rstd.t, weight.t);
+    rmsnorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false),
+                     gradient_to(din_sum.t, false), dout.t, in.t, rstd.t, weight.t);
     uint64_t digest = op_digest(op_digest(op_digest(op_digest(0, out), din), dweight), din_sum);
 
     const QkShape c = {B, T, QH, NKV, HS, T};
@@ -113,15 +136,19 @@ static uint64_t blocks_bits(DType dtype) {
     OpTensor lse = op_output(DTYPE_FP32, "lse", DIMS(B, QH, T)),
              datt = op_input(dtype, "datt", DIMS(B, T, QH * HS), 1.0);
     OpTensor dq = op_output(DTYPE_FP32, "dq", DIMS(HS)), dk = op_output(DTYPE_FP32, "dk", DIMS(HS));
-    qk_norm_rope_forward(rotated.t, rstds.t, qkv.t, w.q.t, w.k.t, table.t, heads_of(QH, NKV), 1e-6f, tensor_none());
+    qk_norm_rope_forward(rotated.t, rstds.t, qkv.t, w.q.t, w.k.t, table.t, heads_of(QH, NKV), 1e-6f,
+                         tensor_none());
     attention_forward(att.t, lse.t, rotated.t, heads_of(QH, NKV));
     attention_backward(dqkv.t, datt.t, att.t, lse.t, rotated.t, heads_of(QH, NKV), NULL);
-    qk_norm_rope_backward(dqkv.t, gradient_to(dq.t, false), gradient_to(dk.t, false), qkv.t, rstds.t, w.q.t, w.k.t,
-                          table.t, heads_of(QH, NKV));
-    digest = op_digest(op_digest(op_digest(op_digest(op_digest(digest, rotated), att), dqkv), dq), dk);
+    qk_norm_rope_backward(dqkv.t, gradient_to(dq.t, false), gradient_to(dk.t, false), qkv.t,
+                          rstds.t, w.q.t, w.k.t, table.t, heads_of(QH, NKV));
+    digest =
+        op_digest(op_digest(op_digest(op_digest(op_digest(digest, rotated), att), dqkv), dq), dk);
 
-    OpTensor narrow = op_output(dtype, "narrow", DIMS(N, C / 2)), wide = op_output(dtype, "wide", DIMS(N, C));
-    OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(C)), squares = op_output(dtype, "squares", DIMS(N, C));
+    OpTensor narrow = op_output(dtype, "narrow", DIMS(N, C / 2)),
+             wide = op_output(dtype, "wide", DIMS(N, C));
+    OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(C)),
+             squares = op_output(dtype, "squares", DIMS(N, C));
     swiglu_forward(narrow.t, in.t);
     swiglu_backward(wide.t, gradient_to(dbias.t, false), narrow.t, in.t);
     relu2_forward(squares.t, in.t);
@@ -162,11 +189,14 @@ static uint64_t adamw_bf16_bits(DType dtype) { return update_bits(dtype, RULE_AD
 static uint64_t adamw_8bit_bits(DType dtype) { return update_bits(dtype, RULE_ADAMW, DTYPE_U8); }
 static uint64_t lion_bits(DType dtype) { return update_bits(dtype, RULE_LION, DTYPE_FP32); }
 static uint64_t sgd_bits(DType dtype) { return update_bits(dtype, RULE_SGD, DTYPE_FP32); }
-static uint64_t adafactor_bits(DType dtype) { return update_bits(dtype, RULE_ADAFACTOR, DTYPE_FP32); }
+static uint64_t adafactor_bits(DType dtype) {
+    return update_bits(dtype, RULE_ADAFACTOR, DTYPE_FP32);
+}
 static uint64_t muon_bits(DType dtype) { return update_bits(dtype, RULE_DIRECTION, DTYPE_FP32); }
 
 static uint64_t norm_bits(DType dtype) {
-    OpTensor small = op_input(dtype, "grad", DIMS(77), 1.0), large = op_input(dtype, "grad", DIMS(70001), 1.0);
+    OpTensor small = op_input(dtype, "grad", DIMS(77), 1.0),
+             large = op_input(dtype, "grad", DIMS(70001), 1.0);
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(2));
     const UpdateTensor tensors[2] = {{.grad = small.t}, {.grad = large.t}};
     UpdateList list = update_list(tensors, 2);
@@ -176,10 +206,14 @@ static uint64_t norm_bits(DType dtype) {
 }
 
 static uint64_t small_bits(DType dtype) {
-    OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0), sums = op_output(DTYPE_FP32, "sums", DIMS(B));
-    OpTensor pre = op_input(dtype, "pre", DIMS(N, C), 1.0), gelu = op_output(dtype, "gelu", DIMS(N, C));
-    OpTensor cast = op_output(DTYPE_FP32, "cast", DIMS(N, C)), sum = op_output(dtype, "sum", DIMS(N, C));
-    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0), unit = op_output(dtype, "unit", DIMS(1, N, C));
+    OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0),
+             sums = op_output(DTYPE_FP32, "sums", DIMS(B));
+    OpTensor pre = op_input(dtype, "pre", DIMS(N, C), 1.0),
+             gelu = op_output(dtype, "gelu", DIMS(N, C));
+    OpTensor cast = op_output(DTYPE_FP32, "cast", DIMS(N, C)),
+             sum = op_output(dtype, "sum", DIMS(N, C));
+    OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0),
+             unit = op_output(dtype, "unit", DIMS(1, N, C));
     sequence_losses(sums.t, losses.t, false);
     gelu_forward(gelu.t, pre.t);
     tensor_cast(cast.t, gelu.t);
@@ -189,26 +223,35 @@ static uint64_t small_bits(DType dtype) {
 }
 
 static uint64_t matmul_bits(DType dtype) {
-    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), weight = op_input(dtype, "weight", DIMS(4 * C, C), 0.1);
-    OpTensor bias = op_input(dtype, "bias", DIMS(4 * C), 1.0), dout = op_input(dtype, "dout", DIMS(N, 4 * C), 1.0);
-    OpTensor pre = op_output(dtype, "pre", DIMS(N, 4 * C)), out = op_output(dtype, "out", DIMS(N, 4 * C));
-    OpTensor din = op_output(dtype, "din", DIMS(N, C)), dweight = op_output(DTYPE_FP32, "dweight", DIMS(4 * C, C));
-    OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(4 * C)), dpre = op_output(dtype, "dpre", DIMS(N, C));
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0),
+             weight = op_input(dtype, "weight", DIMS(4 * C, C), 0.1);
+    OpTensor bias = op_input(dtype, "bias", DIMS(4 * C), 1.0),
+             dout = op_input(dtype, "dout", DIMS(N, 4 * C), 1.0);
+    OpTensor pre = op_output(dtype, "pre", DIMS(N, 4 * C)),
+             out = op_output(dtype, "out", DIMS(N, 4 * C));
+    OpTensor din = op_output(dtype, "din", DIMS(N, C)),
+             dweight = op_output(DTYPE_FP32, "dweight", DIMS(4 * C, C));
+    OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(4 * C)),
+             dpre = op_output(dtype, "dpre", DIMS(N, C));
     matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
     matmul_backward_input(din.t, dout.t, weight.t);
     matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t, NULL);
-    matmul_backward_weight(gradient_to(dweight.t, false), gradient_to(dbias.t, false), dout.t, in.t);
+    matmul_backward_weight(gradient_to(dweight.t, false), gradient_to(dbias.t, false), dout.t,
+                           in.t);
     uint64_t forward = op_digest(op_digest(0, out), pre);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dpre), dweight), dbias);
 }
 
 static uint64_t head_bits(DType dtype) {
-    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0), wte = op_input(dtype, "wte", DIMS(Vp, C), 0.2);
-    OpTensor targets = op_tokens("targets", DIMS(N), V), logits = op_output(dtype, "logits", DIMS(64, Vp));
-    OpTensor losses = op_output(DTYPE_FP32, "losses", DIMS(N)), din = op_output(dtype, "din", DIMS(N, C));
+    OpTensor in = op_input(dtype, "in", DIMS(N, C), 1.0),
+             wte = op_input(dtype, "wte", DIMS(Vp, C), 0.2);
+    OpTensor targets = op_tokens("targets", DIMS(N), V),
+             logits = op_output(dtype, "logits", DIMS(64, Vp));
+    OpTensor losses = op_output(DTYPE_FP32, "losses", DIMS(N)),
+             din = op_output(dtype, "din", DIMS(N, C));
     OpTensor dwte = op_output(DTYPE_FP32, "dwte", DIMS(Vp, C));
-    head_loss_backward(losses.t, din.t, gradient_to(dwte.t, false), logits.t, in.t, wte.t, targets.t, V,
-                       loss_scale_make(0.01f, tensor_none()));
+    head_loss_backward(losses.t, din.t, gradient_to(dwte.t, false), logits.t, in.t, wte.t,
+                       targets.t, V, loss_scale_make(0.01f, tensor_none()));
     return op_digest(op_digest(op_digest(0, losses), din), dwte);
 }
 
@@ -256,11 +299,17 @@ OP_TEST(every_op_gives_the_same_bits_twice) {
 static const struct {
     SimOrder schedule;
     uint64_t seed;
-} schedules[] = {{SIM_FORWARD, 0}, {SIM_REVERSE, 0}, {SIM_RANDOM, 1}, {SIM_RANDOM, 2}, {SIM_RANDOM, 3}};
+} schedules[] = {
+    {SIM_FORWARD, 0}, {SIM_REVERSE, 0}, {SIM_RANDOM, 1}, {SIM_RANDOM, 2}, {SIM_RANDOM, 3}};
 static const int thread_counts[] = {1, 2, 3, 5, 8};
-enum { NUM_SCHEDULES = sizeof schedules / sizeof *schedules, NUM_THREAD_COUNTS = sizeof thread_counts / sizeof(int) };
+enum {
+    NUM_SCHEDULES = sizeof schedules / sizeof *schedules,
+    NUM_THREAD_COUNTS = sizeof thread_counts / sizeof(int)
+};
 
-static int num_orders(void) { return is_cpu() ? NUM_THREAD_COUNTS : sim_set_schedule ? NUM_SCHEDULES : 0; }
+static int num_orders(void) {
+    return is_cpu() ? NUM_THREAD_COUNTS : sim_set_schedule ? NUM_SCHEDULES : 0;
+}
 
 static void execute_in_order(int i) {
     if (is_cpu())
@@ -294,5 +343,6 @@ OP_TEST(ops_give_the_same_bits_in_any_order_of_execution) {
     for (int order = 1; order < orders; order++)
         for (int i = 0; i < NUM_FAMILIES; i++)
             if ((all || families[i].our_own) && bits[order][i] != bits[0][i])
-                op_fail("%s: other bits in execution order %d than in order 0", families[i].name, order);
+                op_fail("%s: other bits in execution order %d than in order 0", families[i].name,
+                        order);
 }

@@ -1,4 +1,5 @@
-// Specification of attention_forward and attention_backward: one query row at a time. See reference.h.
+// Specification of attention_forward and attention_backward: one query row at a time. See
+// reference.h.
 #include "test/reference/reference.h"
 #include <math.h>
 
@@ -12,11 +13,15 @@ static int64_t part(Layout s, int64_t b, int64_t t, int64_t h) {
     return ((b * s.T + t) * (s.NH + 2 * s.NKV) + h) * s.HS;
 }
 static int64_t q_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, b, t, h); }
-static int64_t k_at(Layout s, int64_t b, int64_t t, int64_t h) { return part(s, b, t, s.NH + h / (s.NH / s.NKV)); }
+static int64_t k_at(Layout s, int64_t b, int64_t t, int64_t h) {
+    return part(s, b, t, s.NH + h / (s.NH / s.NKV));
+}
 static int64_t v_at(Layout s, int64_t b, int64_t t, int64_t h) {
     return part(s, b, t, s.NH + s.NKV + h / (s.NH / s.NKV));
 }
-static int64_t out_at(Layout s, int64_t b, int64_t t, int64_t h) { return ((b * s.T + t) * s.NH + h) * s.HS; }
+static int64_t out_at(Layout s, int64_t b, int64_t t, int64_t h) {
+    return ((b * s.T + t) * s.NH + h) * s.HS;
+}
 
 static double dot(const double *a, const double *b, int64_t n) {
     double sum = 0.0;
@@ -36,8 +41,8 @@ static double log_sum_exp(Layout s, const double *qkv, int64_t b, int64_t h, int
     return max + log(sum);
 }
 
-void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T, int64_t NH, int64_t NKV,
-                           int64_t HS) {
+void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t B, int64_t T,
+                           int64_t NH, int64_t NKV, int64_t HS) {
     Layout s = {T, NH, NKV, HS};
     for (int64_t b = 0; b < B; b++) {
         for (int64_t h = 0; h < NH; h++) {
@@ -54,8 +59,9 @@ void ref_attention_forward(double *out, double *lse, const double *qkv, int64_t 
     }
 }
 
-void ref_attention_backward(double *dqkv, const double *dout, const double *out, const double *lse, const double *qkv,
-                            int64_t B, int64_t T, int64_t NH, int64_t NKV, int64_t HS) {
+void ref_attention_backward(double *dqkv, const double *dout, const double *out, const double *lse,
+                            const double *qkv, int64_t B, int64_t T, int64_t NH, int64_t NKV,
+                            int64_t HS) {
     Layout s = {T, NH, NKV, HS};
     for (int64_t i = 0; i < B * T * (NH + 2 * NKV) * HS; i++) dqkv[i] = 0.0;
     for (int64_t b = 0; b < B; b++) {

@@ -4,10 +4,11 @@
 #include "test/reference/reference.h"
 #include <math.h>
 
-// ------------------------------------------------------------------------------------------------------------- rmsnorm
+// -------------------------------------------------------------------------------------------------
+// rmsnorm
 
-void ref_rmsnorm_forward(double *out, double *rstd, const double *in, const double *weight, int64_t N, int64_t C,
-                         double eps) {
+void ref_rmsnorm_forward(double *out, double *rstd, const double *in, const double *weight,
+                         int64_t N, int64_t C, double eps) {
     for (int64_t n = 0; n < N; n++) {
         const double *x = in + n * C;
         double squares = 0.0;
@@ -17,9 +18,9 @@ void ref_rmsnorm_forward(double *out, double *rstd, const double *in, const doub
     }
 }
 
-void ref_rmsnorm_backward(double *din, double *dweight, double *din_sum, const double *dout, const double *in,
-                          const double *rstd, const double *weight, int64_t N, int64_t C, bool add_residual,
-                          bool accumulate, bool accumulate_sum) {
+void ref_rmsnorm_backward(double *din, double *dweight, double *din_sum, const double *dout,
+                          const double *in, const double *rstd, const double *weight, int64_t N,
+                          int64_t C, bool add_residual, bool accumulate, bool accumulate_sum) {
     if (!accumulate_sum)
         for (int64_t c = 0; din_sum && c < C; c++) din_sum[c] = 0.0;
     if (!accumulate)
@@ -40,21 +41,26 @@ void ref_rmsnorm_backward(double *din, double *dweight, double *din_sum, const d
     }
 }
 
-// ---------------------------------------------------------------------------------------------------- QK-norm and RoPE
+// -------------------------------------------------------------------------------------------------
+// QK-norm and RoPE
 
 void ref_rope_table(double *table, int64_t maxT, int64_t HS, double base) {
     const int64_t half = HS / 2;
     for (int64_t t = 0; t < maxT; t++)
         for (int64_t j = 0; j < half; j++) {
-            const double power = ref_round(pow(base, ref_round(2.0 * (double)j / (double)HS, DTYPE_FP32)), DTYPE_FP32);
-            const double angle = ref_round((double)t * ref_round(1.0 / power, DTYPE_FP32), DTYPE_FP32);
+            const double power = ref_round(
+                pow(base, ref_round(2.0 * (double)j / (double)HS, DTYPE_FP32)), DTYPE_FP32);
+            const double angle =
+                ref_round((double)t * ref_round(1.0 / power, DTYPE_FP32), DTYPE_FP32);
             table[t * HS + j] = cos(angle);
             table[t * HS + half + j] = sin(angle);
         }
 }
 
 // Where head h of row n begins.
-static int64_t head_at(RefHeads s, int64_t n, int64_t h) { return (n * (s.NH + 2 * s.NKV) + h) * s.HS; }
+static int64_t head_at(RefHeads s, int64_t n, int64_t h) {
+    return (n * (s.NH + 2 * s.NKV) + h) * s.HS;
+}
 
 // x (HS) times a rotation by `direction` times the angles of a row of the table.
 static void rotate(double *out, const double *x, const double *row, int64_t HS, double direction) {
@@ -67,7 +73,8 @@ static void rotate(double *out, const double *x, const double *row, int64_t HS, 
 }
 
 void ref_qk_norm_rope_forward(double *out, double *rstd, const double *qkv, const double *q_weight,
-                              const double *k_weight, const double *table, RefHeads s, double eps, int64_t first) {
+                              const double *k_weight, const double *table, RefHeads s, double eps,
+                              int64_t first) {
     for (int64_t n = 0; n < s.B * s.T; n++)
         for (int64_t h = 0; h < s.NH + 2 * s.NKV; h++) {
             const double *x = qkv + head_at(s, n, h), *weight = h < s.NH ? q_weight : k_weight;
@@ -84,9 +91,10 @@ void ref_qk_norm_rope_forward(double *out, double *rstd, const double *qkv, cons
         }
 }
 
-void ref_qk_norm_rope_backward(double *dqkv, double *dq_weight, double *dk_weight, const double *qkv,
-                               const double *rstd, const double *q_weight, const double *k_weight, const double *table,
-                               RefHeads s, bool accumulate) {
+void ref_qk_norm_rope_backward(double *dqkv, double *dq_weight, double *dk_weight,
+                               const double *qkv, const double *rstd, const double *q_weight,
+                               const double *k_weight, const double *table, RefHeads s,
+                               bool accumulate) {
     if (!accumulate)
         for (int64_t i = 0; q_weight && i < s.HS; i++) dq_weight[i] = dk_weight[i] = 0.0;
     for (int64_t n = 0; n < s.B * s.T; n++)
@@ -94,13 +102,14 @@ void ref_qk_norm_rope_backward(double *dqkv, double *dq_weight, double *dk_weigh
             double *d = dqkv + head_at(s, n, h);
             rotate(d, d, table + n % s.T * s.HS, s.HS, -1.0);
             if (q_weight)
-                ref_rmsnorm_backward(d, h < s.NH ? dq_weight : dk_weight, NULL, d, qkv + head_at(s, n, h),
-                                     rstd + n * (s.NH + s.NKV) + h, h < s.NH ? q_weight : k_weight, 1, s.HS, false,
-                                     true, false);
+                ref_rmsnorm_backward(d, h < s.NH ? dq_weight : dk_weight, NULL, d,
+                                     qkv + head_at(s, n, h), rstd + n * (s.NH + s.NKV) + h,
+                                     h < s.NH ? q_weight : k_weight, 1, s.HS, false, true, false);
         }
 }
 
-// --------------------------------------------------------------------------------------------------- SwiGLU and ReLU^2
+// -------------------------------------------------------------------------------------------------
+// SwiGLU and ReLU^2
 
 void ref_swiglu_forward(double *out, const double *gate_up, int64_t N, int64_t F) {
     for (int64_t n = 0; n < N; n++)
@@ -110,10 +119,12 @@ void ref_swiglu_forward(double *out, const double *gate_up, int64_t N, int64_t F
         }
 }
 
-void ref_swiglu_backward(double *dgate_up, const double *dout, const double *gate_up, int64_t N, int64_t F) {
+void ref_swiglu_backward(double *dgate_up, const double *dout, const double *gate_up, int64_t N,
+                         int64_t F) {
     for (int64_t n = 0; n < N; n++)
         for (int64_t f = 0; f < F; f++) {
-            const double gate = gate_up[n * 2 * F + f], up = gate_up[n * 2 * F + F + f], d = dout[n * F + f];
+            const double gate = gate_up[n * 2 * F + f], up = gate_up[n * 2 * F + F + f],
+                         d = dout[n * F + f];
             const double s = 1.0 / (1.0 + exp(-gate));
             dgate_up[n * 2 * F + f] = d * up * s * (1.0 + gate * (1.0 - s));
             dgate_up[n * 2 * F + F + f] = d * gate * s;

@@ -14,8 +14,8 @@ double ref_fp8_value(uint8_t code, DType format) {
 
 static uint8_t largest_code(DType format) { return format == DTYPE_E4M3 ? 0x7E : 0x7B; }
 
-// Codes of one sign are ordered like their values: the two neighbours of |x| are found by halving the range between
-// zero and the largest. The last bit of a code is that of the mantissa.
+// Codes of one sign are ordered like their values: the two neighbours of |x| are found by halving
+// the range between zero and the largest. The last bit of a code is that of the mantissa.
 uint8_t ref_fp8_code(double x, DType format) {
     const double size = fabs(x);
     int below = 0, above = largest_code(format);
@@ -51,8 +51,8 @@ static double amax_of(const double *in, int64_t n) {
     return amax;
 }
 
-void ref_fp8_quantize(uint8_t *q, uint8_t *transposed, const double *in, Fp8Slot *slot, int64_t N, int64_t K,
-                      DType format, Fp8Scaling scaling) {
+void ref_fp8_quantize(uint8_t *q, uint8_t *transposed, const double *in, Fp8Slot *slot, int64_t N,
+                      int64_t K, DType format, Fp8Scaling scaling) {
     if (scaling != FP8_KEEP) {
         const double amax = amax_of(in, N * K), scale = ref_fp8_scale(amax, format);
         slot->amax = (float)amax;
@@ -68,8 +68,8 @@ void ref_fp8_quantize(uint8_t *q, uint8_t *transposed, const double *in, Fp8Slot
     }
 }
 
-void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const double *bias, int64_t M, int64_t N,
-                    int64_t K) {
+void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const double *bias,
+                    int64_t M, int64_t N, int64_t K) {
     const double scale = (double)a.slot->scale * (double)b.slot->scale;
     double a_values[256], b_values[256];
     for (int code = 0; code < 256; code++) {
@@ -79,8 +79,10 @@ void ref_fp8_matmul(double *out, const double *added, RefFp8 a, RefFp8 b, const 
     for (int64_t m = 0; m < M; m++) {
         for (int64_t n = 0; n < N; n++) {
             double sum = 0.0;
-            for (int64_t k = 0; k < K; k++) sum += a_values[a.codes[m * K + k]] * b_values[b.codes[n * K + k]];
-            out[m * N + n] = (added ? added[m * N + n] : 0.0) + sum / scale + (bias ? bias[n] : 0.0);
+            for (int64_t k = 0; k < K; k++)
+                sum += a_values[a.codes[m * K + k]] * b_values[b.codes[n * K + k]];
+            out[m * N + n] =
+                (added ? added[m * N + n] : 0.0) + sum / scale + (bias ? bias[n] : 0.0);
         }
     }
 }

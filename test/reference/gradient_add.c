@@ -22,11 +22,12 @@ double ref_round_stochastically(double x, DType dtype, uint32_t half_word) {
     return copysign(rounded > largest ? (double)INFINITY : rounded, x);
 }
 
-void ref_gradient_add(double *dst, const double *src, int64_t n, bool accumulate, DType dtype, uint64_t seed,
-                      int stream, uint32_t micro_steps) {
+void ref_gradient_add(double *dst, const double *src, int64_t n, bool accumulate, DType dtype,
+                      uint64_t seed, int stream, uint32_t micro_steps) {
     for (int64_t e = 0; e < n; e++) {
         const double sum = (double)(float)(accumulate ? dst[e] + src[e] : src[e]);
         const uint64_t name = (uint64_t)STREAM_GRADIENT + (uint64_t)stream;
-        dst[e] = ref_round_stochastically(sum, dtype, ref_half_word(seed, name, (uint64_t)micro_steps << 32, e));
+        dst[e] = ref_round_stochastically(
+            sum, dtype, ref_half_word(seed, name, (uint64_t)micro_steps << 32, e));
     }
 }

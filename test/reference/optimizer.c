@@ -1,5 +1,6 @@
-// Specification of gradient_sumsq and of the updates, for one tensor. The decision between them, step_control_decide,
-// is one shared function (llmc/step_control.h) and needs no second text. See reference.h.
+// Specification of gradient_sumsq and of the updates, for one tensor. The decision between them,
+// step_control_decide, is one shared function (llmc/step_control.h) and needs no second text. See
+// reference.h.
 #include "test/reference/reference.h"
 #include <math.h>
 
@@ -9,15 +10,18 @@ double ref_sumsq(const double *grad, int64_t n) {
     return sum;
 }
 
-void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n, double rate,
-                      double weight_decay, UpdateParams params, int group, int64_t updates, double grad_factor) {
+void ref_adamw_update(double *weight, double *m, double *v, const double *grad, int64_t n,
+                      double rate, double weight_decay, UpdateParams params, int group,
+                      int64_t updates, double grad_factor) {
     double b1 = params.moments[group].beta1, b2 = params.moments[group].beta2;
-    double correction1 = 1.0 - pow(b1, (double)updates), correction2 = 1.0 - pow(b2, (double)updates);
+    double correction1 = 1.0 - pow(b1, (double)updates),
+           correction2 = 1.0 - pow(b2, (double)updates);
     for (int64_t i = 0; i < n; i++) {
         double g = grad[i] * grad_factor;
         m[i] = b1 * m[i] + (1.0 - b1) * g;
         v[i] = b2 * v[i] + (1.0 - b2) * g * g;
-        double direction = m[i] / correction1 / (sqrt(v[i] / correction2) + params.moments[group].eps);
+        double direction =
+            m[i] / correction1 / (sqrt(v[i] / correction2) + params.moments[group].eps);
         weight[i] -= params.learning_rate * (rate * direction + weight_decay * weight[i]);
     }
 }
@@ -38,8 +42,8 @@ static double adafactor_mean_row(const RefUpdate *t) {
 
 void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_factor) {
     if (t->rule == RULE_ADAMW) {
-        ref_adamw_update(t->w, t->m, t->v, t->grad, t->n, t->rate, t->weight_decay, params, t->group, t->updates,
-                         grad_factor);
+        ref_adamw_update(t->w, t->m, t->v, t->grad, t->n, t->rate, t->weight_decay, params,
+                         t->group, t->updates, grad_factor);
         return;
     }
     const double b1 = params.moments[t->group].beta1, b2 = params.moments[t->group].beta2,

@@ -1,4 +1,5 @@
-// See statistics.h. The ends of the formats are written as numbers here, not as bits: their definition.
+// See statistics.h. The ends of the formats are written as numbers here, not as bits: their
+// definition.
 #include "test/reference/statistics.h"
 #include <math.h>
 

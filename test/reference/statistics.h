@@ -1,4 +1,5 @@
-// Specification of tensor_statistics (llmc/ops.h) over fp64 values; beside reference.h, which has the other ops.
+// Specification of tensor_statistics (llmc/ops.h) over fp64 values; beside reference.h, which has
+// the other ops.
 #pragma once
 #include "llmc/number.h"
 

@@ -1,6 +1,6 @@
-// Tests that run each in a process of its own, with settings that the simulator reads when it starts, and a tuning
-// cache of its own. It is this program, started again with an argument, which runs the test there. Included once by a
-// program.
+// Tests that run each in a process of its own, with settings that the simulator reads when it
+// starts, and a tuning cache of its own. It is this program, started again with an argument, which
+// runs the test there. Included once by a program.
 #pragma once
 #include "llmc/cuda/cudnn_graph.h"
 #include "test/ops/op_test.h"
@@ -13,12 +13,12 @@ typedef struct {
     const char *cudnn;      // SIM_CUDNN; NULL: unset
     const char *capability; // SIM_CC
 } ApartTest;
-#define APART_TEST(name, cudnn, capability)                                                                            \
-    static void name(void **state);                                                                                    \
-    __attribute__((constructor)) static void name##_registers(void) {                                                  \
-        static ApartTest test = {#name, name, cudnn, capability};                                                      \
-        test_add(__LINE__, (struct CMUnitTest){#name, apart_run, NULL, apart_teardown, &test});                        \
-    }                                                                                                                  \
+#define APART_TEST(name, cudnn, capability)                                                        \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void name##_registers(void) {                              \
+        static ApartTest test = {#name, name, cudnn, capability};                                  \
+        test_add(__LINE__, (struct CMUnitTest){#name, apart_run, NULL, apart_teardown, &test});    \
+    }                                                                                              \
     static void name(__attribute__((unused)) void **state)
 
 static bool apart_here; // in the process of one test
@@ -34,7 +34,8 @@ static void apart_run(void **state) {
     }
 #ifndef HAVE_CUDNN
     if (t->cudnn) {
-        print_message("built without the headers of cuDNN 9.8 or newer: there is no simulated cuDNN\n");
+        print_message(
+            "built without the headers of cuDNN 9.8 or newer: there is no simulated cuDNN\n");
         skip();
     }
 #endif

@@ -1,5 +1,5 @@
-// One case of attention for tests of the CUDA backend in the simulator: both passes of ops.h, their tensors, and what
-// the specification says of them.
+// One case of attention for tests of the CUDA backend in the simulator: both passes of ops.h, their
+// tensors, and what the specification says of them.
 #pragma once
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/attention.h"
@@ -7,7 +7,8 @@
 #include "test/ops/op_test.h"
 #include <string.h>
 
-static const AttentionShape small = {.B = 1, .T = 16, .NH = 1, .NKV = 1, .HS = 64, .dtype = DTYPE_BF16};
+static const AttentionShape small = {
+    .B = 1, .T = 16, .NH = 1, .NKV = 1, .HS = 64, .dtype = DTYPE_BF16};
 
 // On the clock of sim_set_clock cuDNN is the faster one, unless SIM_CUDNN asks for a slow one.
 static inline void start(AttentionChoice attention) {
@@ -16,7 +17,8 @@ static inline void start(AttentionChoice attention) {
     if (!device_init(&(DeviceOptions){.attention = attention}, &err)) op_fail("%s", err.text);
 }
 
-// A case of both passes: inputs, what stands on the device, and in .v what the specification says of them.
+// A case of both passes: inputs, what stands on the device, and in .v what the specification says
+// of them.
 typedef struct {
     AttentionShape shape;
     OpTensor qkv, dout, out, lse, dqkv, dbias;
@@ -25,10 +27,16 @@ typedef struct {
 
 static inline Case begin(AttentionShape s, const char *what) {
     const int64_t C = s.NH * s.HS, columns = C + 2 * s.NKV * s.HS;
-    const OpsShape shape = {
-        .B = s.B, .T = s.T, .C = C, .NH = s.NH, .NKV = s.NKV, .Vp = 128, .num_tensors = 1, .dtype = s.dtype};
-    op_begin(shape, "%s: B=%d T=%d NH=%d NKV=%d HS=%d %s", what, (int)s.B, (int)s.T, (int)s.NH, (int)s.NKV, (int)s.HS,
-             dtype_name(s.dtype));
+    const OpsShape shape = {.B = s.B,
+                            .T = s.T,
+                            .C = C,
+                            .NH = s.NH,
+                            .NKV = s.NKV,
+                            .Vp = 128,
+                            .num_tensors = 1,
+                            .dtype = s.dtype};
+    op_begin(shape, "%s: B=%d T=%d NH=%d NKV=%d HS=%d %s", what, (int)s.B, (int)s.T, (int)s.NH,
+             (int)s.NKV, (int)s.HS, dtype_name(s.dtype));
     Case c = {.shape = s};
     c.qkv = op_input(s.dtype, "qkv", DIMS(s.B, s.T, columns), 1.0);
     c.dout = op_input(s.dtype, "dout", DIMS(s.B, s.T, C), 1.0);
@@ -43,7 +51,8 @@ static inline Case begin(AttentionShape s, const char *what) {
 static inline void specify(Case *c) {
     const AttentionShape s = c->shape;
     ref_attention_forward(c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NKV, s.HS);
-    ref_attention_backward(c->dqkv.v, c->dout.v, c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH, s.NKV, s.HS);
+    ref_attention_backward(c->dqkv.v, c->dout.v, c->out.v, c->lse.v, c->qkv.v, s.B, s.T, s.NH,
+                           s.NKV, s.HS);
 }
 
 static inline void check(Case *c) {

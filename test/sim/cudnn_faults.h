@@ -1,6 +1,7 @@
-// Planted faults in cuDNN's attention graphs, for tests that must see them: one change to what cuDNN is told, made on
-// the way there by a function that stands in for cudnnBackendSetAttribute in the table of llmc/cuda/cudnn_graph.h.
-// So the code that builds the graphs is the real one and knows nothing of it.
+// Planted faults in cuDNN's attention graphs, for tests that must see them: one change to what
+// cuDNN is told, made on the way there by a function that stands in for cudnnBackendSetAttribute in
+// the table of llmc/cuda/cudnn_graph.h. So the code that builds the graphs is the real one and
+// knows nothing of it.
 #pragma once
 #include "llmc/cuda/cudnn_graph.h"
 #include <string.h>
@@ -20,9 +21,11 @@ static CudnnFunctions cudnn_without_fault;
 static Fault planted;
 
 static cudnnStatus_t set_with_fault(cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
-                                    cudnnBackendAttributeType_t type, int64_t count, const void *values) {
-    cudnnStatus_t (*set)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t, cudnnBackendAttributeType_t, int64_t,
-                         const void *) = cudnn_without_fault.cudnnBackendSetAttribute;
+                                    cudnnBackendAttributeType_t type, int64_t count,
+                                    const void *values) {
+    cudnnStatus_t (*set)(cudnnBackendDescriptor_t, cudnnBackendAttributeName_t,
+                         cudnnBackendAttributeType_t, int64_t, const void *) =
+        cudnn_without_fault.cudnnBackendSetAttribute;
     if (name == CUDNN_ATTR_OPERATIONGRAPH_OPS && planted.leave_out > 0) {
         cudnnBackendDescriptor_t kept[CUDNN_GRAPH_MAX_OPERATIONS];
         int64_t n = 0;
@@ -34,7 +37,8 @@ static cudnnStatus_t set_with_fault(cudnnBackendDescriptor_t d, cudnnBackendAttr
     // The identifier is set after the strides.
     if (name == CUDNN_ATTR_TENSOR_UNIQUE_ID && planted.strides[0] &&
         *(const int64_t *)values == (int64_t)planted.tensor) {
-        const cudnnStatus_t status = set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, planted.strides);
+        const cudnnStatus_t status =
+            set(d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, planted.strides);
         if (status != CUDNN_STATUS_SUCCESS) return status;
     }
     if (name == CUDNN_ATTR_POINTWISE_MODE && planted.from != planted.to &&

@@ -1,7 +1,8 @@
-// A stand-in for the driver's library, for test_cudnn_graphs: the functions that cuDNN looks up in libcuda.so.1 before
-// it makes plans. Those that a plan needs succeed without doing anything: loading a compiled kernel and naming it. All
-// others answer CUDA_ERROR_STUB_LIBRARY, as the toolkit's own stub does. Nothing can be run with it.
-// cuDNN 9.19's list; a version that looks up more says so, and the test then accepts a plan up to that point.
+// A stand-in for the driver's library, for test_cudnn_graphs: the functions that cuDNN looks up in
+// libcuda.so.1 before it makes plans. Those that a plan needs succeed without doing anything:
+// loading a compiled kernel and naming it. All others answer CUDA_ERROR_STUB_LIBRARY, as the
+// toolkit's own stub does. Nothing can be run with it. cuDNN 9.19's list; a version that looks up
+// more says so, and the test then accepts a plan up to that point.
 
 enum { CUDA_SUCCESS = 0, CUDA_ERROR_STUB_LIBRARY = 34 };
 
@@ -21,8 +22,8 @@ int cuLibraryGetKernel(void **kernel, void *library, const char *name) {
     return CUDA_SUCCESS;
 }
 
-#define ANSWER(name, answer)                                                                                           \
-    int name(void);                                                                                                    \
+#define ANSWER(name, answer)                                                                       \
+    int name(void);                                                                                \
     int name(void) { return answer; }
 
 ANSWER(cuLibraryUnload, CUDA_SUCCESS)

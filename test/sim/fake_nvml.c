@@ -1,4 +1,5 @@
-// NVML of three drivers: THROTTLE is the name under which it tells why the clocks are held down, or some other.
+// NVML of three drivers: THROTTLE is the name under which it tells why the clocks are held down, or
+// some other.
 int nvmlInit_v2(void);
 int nvmlShutdown(void);
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **gpu);
@@ -11,7 +12,9 @@ int THROTTLE(void *gpu, unsigned long long *reasons);
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **gpu) { return *gpu = (void *)bus, 0; }
-int nvmlDeviceGetClockInfo(void *gpu, int type, unsigned *mhz) { return *mhz = gpu ? 1000u + (unsigned)type : 0, 0; }
+int nvmlDeviceGetClockInfo(void *gpu, int type, unsigned *mhz) {
+    return *mhz = gpu ? 1000u + (unsigned)type : 0, 0;
+}
 int nvmlDeviceGetPowerUsage(void *gpu, unsigned *milliwatts) { return *milliwatts = 700000, !gpu; }
 int nvmlDeviceGetTotalEnergyConsumption(void *gpu, unsigned long long *millijoules) {
     return *millijoules = 5000, !gpu;

@@ -1,8 +1,9 @@
-// Small kernels with a planted mistake each, and their correct twins: what test_faults.c proves the simulator by.
+// Small kernels with a planted mistake each, and their correct twins: what test_faults.c proves the
+// simulator by.
 //     faults NAME wrong|right
-// runs one of them; a result that is not what it should be prints "wrong result" and ends with status 1.
-// Built by nvcc for sm_90 and run in every mode of the simulator. WRONG is known to the compiler, so the right twin
-// holds nothing of the mistake.
+// runs one of them; a result that is not what it should be prints "wrong result" and ends with
+// status 1. Built by nvcc for sm_90 and run in every mode of the simulator. WRONG is known to the
+// compiler, so the right twin holds nothing of the mistake.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>
@@ -27,7 +28,8 @@ static float *device_floats(int n) {
     float *p;
     require(cudaMalloc((void **)&p, (size_t)n * sizeof *p));
     require(cudaMemset(p, 0, (size_t)n * sizeof *p));
-    require(cudaDeviceSynchronize()); // cudaMemset is asynchronous, and these streams do not wait for the legacy one
+    require(cudaDeviceSynchronize()); // cudaMemset is asynchronous, and these streams do not wait
+                                      // for the legacy one
     return p;
 }
 static float *pinned_floats(int n) {
@@ -60,7 +62,8 @@ static cudaGraphExec_t captured_fill(cudaStream_t stream, float *p) {
     return exec;
 }
 
-// ------------------------------------------------------------------------------------------------------ early launches
+// -------------------------------------------------------------------------------------------------
+// early launches
 
 template <bool WRONG> __global__ void early_read_kernel(float *out, const float *in) {
     if (!WRONG) wait_for_the_grid_before();
@@ -78,7 +81,8 @@ template <bool WRONG> static void early_read() {
     expect(device_value(out), 1.0f);
 }
 
-// ------------------------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------------
+// memory
 
 template <bool WRONG> __global__ void global_read_kernel(float *out, const float *in) {
     out[threadIdx.x] = in[threadIdx.x + (WRONG ? 1 : 0)];
@@ -132,7 +136,9 @@ template <bool WRONG> __global__ void static_shared_kernel(float *out) {
     __syncthreads();
     out[threadIdx.x] = tile[threadIdx.x / 2];
 }
-template <bool WRONG> static void static_shared() { static_shared_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> static void static_shared() {
+    static_shared_kernel<WRONG><<<1, N>>>(device_floats(N));
+}
 
 template <bool WRONG> __global__ void dynamic_shared_kernel(float *out) {
     float *tile = reinterpret_cast<float *>(dynamic_shared_memory);
@@ -145,9 +151,12 @@ template <bool WRONG> static void dynamic_shared() {
 }
 
 template <bool WRONG> __global__ void misaligned_kernel(float *out) {
-    reinterpret_cast<float4 *>(out + (WRONG ? 1 : 0))[threadIdx.x] = make_float4(1.0f, 2.0f, 3.0f, 4.0f);
+    reinterpret_cast<float4 *>(out + (WRONG ? 1 : 0))[threadIdx.x] =
+        make_float4(1.0f, 2.0f, 3.0f, 4.0f);
 }
-template <bool WRONG> static void misaligned() { misaligned_kernel<WRONG><<<1, 4>>>(device_floats(N)); }
+template <bool WRONG> static void misaligned() {
+    misaligned_kernel<WRONG><<<1, 4>>>(device_floats(N));
+}
 
 // Thread 0 leaves its element of shared memory, or of global memory, as it is.
 template <bool WRONG> __global__ void uninitialised_shared_kernel(float *out) {
@@ -192,19 +201,24 @@ template <bool WRONG> static void host_pointer() {
     float on_host[N] = {0};
     fill_kernel<<<1, N>>>(WRONG ? on_host : device_floats(N), 1.0f);
 }
-// The same pointer where the host cannot see that it is one: in a struct, and in a table of the device.
+// The same pointer where the host cannot see that it is one: in a struct, and in a table of the
+// device.
 struct Rows {
     const float *in;
     float *out;
 };
 static __device__ void copy_row(const Rows &rows) { rows.out[threadIdx.x] = rows.in[threadIdx.x]; }
 template <bool WRONG> __global__ void pointer_in_struct_kernel(Rows rows) { copy_row(rows); }
-template <bool WRONG> __global__ void pointer_in_table_kernel(const Rows *table) { copy_row(*table); }
+template <bool WRONG> __global__ void pointer_in_table_kernel(const Rows *table) {
+    copy_row(*table);
+}
 static Rows some_rows(bool wrong) {
     static float on_host[N];
     return {wrong ? on_host : device_floats(N), device_floats(N)};
 }
-template <bool WRONG> static void pointer_in_struct() { pointer_in_struct_kernel<WRONG><<<1, N>>>(some_rows(WRONG)); }
+template <bool WRONG> static void pointer_in_struct() {
+    pointer_in_struct_kernel<WRONG><<<1, N>>>(some_rows(WRONG));
+}
 template <bool WRONG> static void pointer_in_table() {
     const Rows rows = some_rows(WRONG);
     Rows *table;
@@ -214,10 +228,12 @@ template <bool WRONG> static void pointer_in_table() {
 }
 template <bool WRONG> static void copy_direction() {
     float on_host[N] = {0}, *p = device_floats(N);
-    require(cudaMemcpy(on_host, p, sizeof on_host, WRONG ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost));
+    require(cudaMemcpy(on_host, p, sizeof on_host,
+                       WRONG ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost));
 }
 
-// --------------------------------------------------------------------------------------------- threads of one block
+// ---------------------------------------------------------------------------------------------
+// threads of one block
 
 template <bool WRONG> __global__ void missing_barrier_kernel(float *out) {
     __shared__ float tile[N];
@@ -232,7 +248,8 @@ template <bool WRONG> static void missing_barrier() {
     expect(device_value(out + 1), 0.0f);
 }
 
-// Each thread copies 2 x 4 floats into shared memory with cp.async. The wrong twin waits when they have been read.
+// Each thread copies 2 x 4 floats into shared memory with cp.async. The wrong twin waits when they
+// have been read.
 template <bool WRONG> __global__ void missing_copy_wait_kernel(float *out, const float *in) {
     __shared__ float4 tile[2 * N];
     const float4 *source = reinterpret_cast<const float4 *>(in);
@@ -277,14 +294,18 @@ template <bool WRONG> __global__ void divergent_barrier_kernel(float *out) {
     }
     out[threadIdx.x] = 1.0f;
 }
-template <bool WRONG> static void divergent_barrier() { divergent_barrier_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> static void divergent_barrier() {
+    divergent_barrier_kernel<WRONG><<<1, N>>>(device_floats(N));
+}
 
 template <bool WRONG> __global__ void early_exit_kernel(float *out) {
     if (WRONG && threadIdx.x >= 40) return;
     __syncthreads();
     out[threadIdx.x] = 1.0f;
 }
-template <bool WRONG> static void early_exit() { early_exit_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> static void early_exit() {
+    early_exit_kernel<WRONG><<<1, N>>>(device_floats(N));
+}
 
 template <bool WRONG> __global__ void deadlock_kernel(float *out) {
     float v = 1.0f;
@@ -292,13 +313,18 @@ template <bool WRONG> __global__ void deadlock_kernel(float *out) {
     __syncthreads();
     out[threadIdx.x] = v;
 }
-template <bool WRONG> static void deadlock() { deadlock_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
+template <bool WRONG> static void deadlock() {
+    deadlock_kernel<WRONG><<<1, 32>>>(device_floats(N));
+}
 
 template <bool WRONG> __global__ void endless_loop_kernel(float *out) {
-    volatile unsigned step = WRONG ? 0 : 1; // volatile: the compiler must not conclude that the loop ends
+    volatile unsigned step =
+        WRONG ? 0 : 1; // volatile: the compiler must not conclude that the loop ends
     for (unsigned i = threadIdx.x; i < N; i += step) out[i] = 1.0f;
 }
-template <bool WRONG> static void endless_loop() { endless_loop_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
+template <bool WRONG> static void endless_loop() {
+    endless_loop_kernel<WRONG><<<1, 32>>>(device_floats(N));
+}
 
 // Lane i of a warp hands its value to lane i + 1 through shared memory.
 template <bool WRONG> __global__ void shuffle_as_barrier_kernel(float *out) {
@@ -313,7 +339,8 @@ template <bool WRONG> __global__ void shuffle_as_barrier_kernel(float *out) {
 template <bool WRONG> static void shuffle_as_barrier() {
     shuffle_as_barrier_kernel<WRONG><<<1, 32>>>(device_floats(N));
 }
-// ldmatrix reads rows that other lanes wrote; it brings the lanes together and orders no memory either.
+// ldmatrix reads rows that other lanes wrote; it brings the lanes together and orders no memory
+// either.
 template <bool WRONG> __global__ void ldmatrix_as_barrier_kernel(uint32_t *out) {
     __shared__ uint4 tile[32];
     uint32_t m[4];
@@ -326,17 +353,22 @@ template <bool WRONG> static void ldmatrix_as_barrier() {
     ldmatrix_as_barrier_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
 }
 
-// ---------------------------------------------------------------------------------------------------- warp operations
+// -------------------------------------------------------------------------------------------------
+// warp operations
 
 template <bool WRONG> __global__ void shuffle_mask_kernel(float *out) {
     out[threadIdx.x] = __shfl_sync(WRONG ? 0xffffu : ~0u, 1.0f, 0);
 }
-template <bool WRONG> static void shuffle_mask() { shuffle_mask_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
+template <bool WRONG> static void shuffle_mask() {
+    shuffle_mask_kernel<WRONG><<<1, 32>>>(device_floats(N));
+}
 
 template <bool WRONG> __global__ void inactive_source_kernel(float *out) {
     if (threadIdx.x < 16) out[threadIdx.x] = __shfl_sync(0xffffu, 1.0f, WRONG ? 20 : 2);
 }
-template <bool WRONG> static void inactive_source() { inactive_source_kernel<WRONG><<<1, 32>>>(device_floats(N)); }
+template <bool WRONG> static void inactive_source() {
+    inactive_source_kernel<WRONG><<<1, 32>>>(device_floats(N));
+}
 
 template <bool WRONG> __global__ void different_operations_kernel(float *out) {
     float v = 1.0f;
@@ -362,11 +394,14 @@ template <bool WRONG> static void missing_lanes() {
     missing_lanes_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
 }
 
-// ------------------------------------------------------------------------------------------------- blocks and streams
+// -------------------------------------------------------------------------------------------------
+// blocks and streams
 
-// Every block leaves a number, the last one to come adds them up. A fence makes a number visible before the ticket is
-// drawn; without it another multiprocessor may still see what was there before.
-template <bool WRONG> __global__ void missing_fence_kernel(float *numbers, unsigned *tickets, float *sum) {
+// Every block leaves a number, the last one to come adds them up. A fence makes a number visible
+// before the ticket is drawn; without it another multiprocessor may still see what was there
+// before.
+template <bool WRONG>
+__global__ void missing_fence_kernel(float *numbers, unsigned *tickets, float *sum) {
     if (threadIdx.x > 0) return;
     numbers[blockIdx.x] = 1.0f;
     if (!WRONG) __threadfence();
@@ -383,7 +418,8 @@ template <bool WRONG> static void missing_fence() {
 }
 
 // The same with whole blocks, and where it is wrong, a fence comes after the ticket.
-template <bool WRONG> __global__ void late_fence_kernel(float *numbers, unsigned *tickets, float *sum) {
+template <bool WRONG>
+__global__ void late_fence_kernel(float *numbers, unsigned *tickets, float *sum) {
     __shared__ bool last[1];
     numbers[blockIdx.x * 32 + threadIdx.x] = 1.0f;
     if (!WRONG) __threadfence();
@@ -425,7 +461,9 @@ template <bool WRONG> __global__ void float_atomics_kernel(float *sum, float *pa
 template <bool WRONG> static void float_atomics() {
     float *sum = device_floats(1), *parts = device_floats(3);
     float_atomics_kernel<WRONG><<<3, 1>>>(sum, parts);
-    expect(WRONG ? device_value(sum) : device_value(parts) + device_value(parts + 1) + device_value(parts + 2), 0.0f);
+    expect(WRONG ? device_value(sum)
+                 : device_value(parts) + device_value(parts + 1) + device_value(parts + 2),
+           0.0f);
 }
 
 template <bool WRONG> static void missing_event() {
@@ -481,7 +519,8 @@ template <bool WRONG> static void copy_beside_stream() {
     expect(device_value(p), 5.0f);
 }
 
-// ------------------------------------------------------------------------------------------------------------ numbers
+// -------------------------------------------------------------------------------------------------
+// numbers
 
 // A quotient of equal numbers is 1, but not from an approximate division.
 template <bool WRONG> __global__ void exact_quotient_kernel(float *inexact, const float *zeros) {
@@ -499,7 +538,8 @@ template <bool WRONG> __global__ void exact_sum_kernel(float *sum) {
     const uint32_t a[4] = {two, two, two, two};
     float c[4] = {1.0f, 1.0f, 1.0f, 1.0f};
     mma_m16n8k16<bf16>(c, a, two, two);
-    if (threadIdx.x == 0) *sum = WRONG ? c[0] : c[0] > 1.0f - 1e-6f && c[0] < 1.0f + 1e-6f ? 1.0f + 0x1p-22f : 0.0f;
+    if (threadIdx.x == 0)
+        *sum = WRONG ? c[0] : c[0] > 1.0f - 1e-6f && c[0] < 1.0f + 1e-6f ? 1.0f + 0x1p-22f : 0.0f;
 }
 template <bool WRONG> static void exact_sum() {
     float *sum = device_floats(1);
@@ -507,7 +547,8 @@ template <bool WRONG> static void exact_sum() {
     expect(device_value(sum), 1.0f + 0x1p-22f);
 }
 
-// ------------------------------------------------------------------------------------------------------------ limits
+// -------------------------------------------------------------------------------------------------
+// limits
 
 __global__ void shared_hungry_kernel(float *out) {
     __shared__ float fixed[128];
@@ -521,7 +562,8 @@ template <bool WRONG> static void shared_without_asking() {
     require(cudaGetLastError());
 }
 template <bool WRONG> static void shared_asked_too_little() {
-    require(cudaFuncSetAttribute(shared_hungry_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 * 1024));
+    require(cudaFuncSetAttribute(shared_hungry_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 64 * 1024));
     shared_hungry_kernel<<<1, N, (WRONG ? 65 : 64) * 1024>>>(device_floats(N));
     require(cudaGetLastError());
 }
@@ -542,7 +584,8 @@ template <bool WRONG> static void unseen_refusal() {
     fill_kernel<<<1, WRONG ? 1025 : 1024>>>(p, 1.0f);
     fill_kernel<<<1, 1024>>>(p, 1.0f);
 }
-template <bool WRONG> __global__ void __launch_bounds__(WRONG ? 64 : 128) launch_bounds_kernel(float *out) {
+template <bool WRONG>
+__global__ void __launch_bounds__(WRONG ? 64 : 128) launch_bounds_kernel(float *out) {
     out[threadIdx.x] = 1.0f;
 }
 template <bool WRONG> static void launch_bounds() {
@@ -584,10 +627,13 @@ template <bool WRONG> __global__ void misaligned_shared_kernel(float *out) {
     const float2 pair = reinterpret_cast<float2 *>(tile + (WRONG ? 1 : 0))[threadIdx.x / 2];
     out[threadIdx.x] = pair.x + pair.y;
 }
-template <bool WRONG> static void misaligned_shared() { misaligned_shared_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> static void misaligned_shared() {
+    misaligned_shared_kernel<WRONG><<<1, N>>>(device_floats(N));
+}
 
-// An array of floats is aligned as a float is, even where it is the only one: on an H200 such an array of a kernel of
-// ours began at a multiple of 4. Dynamic memory is aligned to 16 and begins after the static variables.
+// An array of floats is aligned as a float is, even where it is the only one: on an H200 such an
+// array of a kernel of ours began at a multiple of 4. Dynamic memory is aligned to 16 and begins
+// after the static variables.
 template <bool WRONG> __global__ void shared_alignment_kernel(float *out) {
     __shared__ alignas(WRONG ? 4 : 16) float tile[4 * N];
     for (int i = (int)threadIdx.x; i < 4 * N; i += N) tile[i] = 1.0f;
@@ -595,11 +641,14 @@ template <bool WRONG> __global__ void shared_alignment_kernel(float *out) {
     const float4 v = reinterpret_cast<const float4 *>(tile)[threadIdx.x];
     out[threadIdx.x] = v.x + v.y + v.z + v.w;
 }
-template <bool WRONG> static void shared_alignment() { shared_alignment_kernel<WRONG><<<1, N>>>(device_floats(N)); }
+template <bool WRONG> static void shared_alignment() {
+    shared_alignment_kernel<WRONG><<<1, N>>>(device_floats(N));
+}
 template <bool WRONG> __global__ void dynamic_alignment_kernel(float *out) {
     __shared__ float4 fixed[N + 1];
     fixed[threadIdx.x] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    out[threadIdx.x] = fixed[threadIdx.x].x + (float)(shared_address(dynamic_shared_memory) % (WRONG ? 32 : 16));
+    out[threadIdx.x] =
+        fixed[threadIdx.x].x + (float)(shared_address(dynamic_shared_memory) % (WRONG ? 32 : 16));
 }
 template <bool WRONG> static void dynamic_alignment() {
     float *out = device_floats(N);
@@ -607,9 +656,10 @@ template <bool WRONG> static void dynamic_alignment() {
     expect(device_value(out), 0.0f);
 }
 
-// --------------------------------------------------------------------------------------------------------------- main
+// -------------------------------------------------------------------------------------------------
+// main
 
-#define FAULT(name)                                                                                                    \
+#define FAULT(name)                                                                                \
     { #name, name < true>, name < false> }
 static const struct {
     const char *name;

@@ -1,7 +1,8 @@
-// PLAN_APART=1: the simulated trainer with every tensor of the arena in memory of its own, between gaps that nothing
-// may touch; activations and workspace are NaN before each pass. A run has the same bits as without, unless a kernel
-// writes past its tensor, two tensors that share memory are alive at once, or something is read before it is written.
-// The functions take the places of those of their names (the linker's --wrap).
+// PLAN_APART=1: the simulated trainer with every tensor of the arena in memory of its own, between
+// gaps that nothing may touch; activations and workspace are NaN before each pass. A run has the
+// same bits as without, unless a kernel writes past its tensor, two tensors that share memory are
+// alive at once, or something is read before it is written. The functions take the places of those
+// of their names (the linker's --wrap).
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
@@ -37,7 +38,8 @@ int64_t __wrap_memory_plan_total(const MemoryPlan *plan) {
     return apart() ? end_of(plan, memory_plan_count(plan)) : __real_memory_plan_total(plan);
 }
 
-// Weights and gradients are one piece of memory each: what their alignment leaves free belongs to nobody, either.
+// Weights and gradients are one piece of memory each: what their alignment leaves free belongs to
+// nobody, either.
 static void forbid_padding(Tensor t) {
     const size_t used = tensor_bytes(t);
     const size_t all = (size_t)round_up(tensor_numel(t), PLAN_ALIGNMENT) * dtype_size(t.dtype);
@@ -64,7 +66,8 @@ static void poison(const Model *model) {
         const bool passing = t.first_use != PLAN_ALWAYS;
         if (strcmp(t.name, "inputs") == 0 || strcmp(t.name, "targets") == 0) continue;
         if (passing || i == model->layout.workspace)
-            CUDA_CHECK(cudaMemsetAsync(model_at(model, i), 0xff, (size_t)t.bytes, cuda_compute_stream()));
+            CUDA_CHECK(
+                cudaMemsetAsync(model_at(model, i), 0xff, (size_t)t.bytes, cuda_compute_stream()));
     }
 }
 

@@ -1,6 +1,6 @@
-// In op tests on the simulator: an op may touch what it asked of the workspace, and nothing of what lies behind that,
-// though the workspace of a case holds what the greediest of all ops needs. Takes the place of cuda_scratch (the
-// linker's --wrap).
+// In op tests on the simulator: an op may touch what it asked of the workspace, and nothing of what
+// lies behind that, though the workspace of a case holds what the greediest of all ops needs. Takes
+// the place of cuda_scratch (the linker's --wrap).
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/backend.h"
 

@@ -1,5 +1,5 @@
-// Who computes attention: own kernels or cuDNN, as asked, as measured, as remembered, as far as cuDNN can. With the
-// simulator's cuDNN (dev/sim/cudnn_sim.h).
+// Who computes attention: own kernels or cuDNN, as asked, as measured, as remembered, as far as
+// cuDNN can. With the simulator's cuDNN (dev/sim/cudnn_sim.h).
 #include "test/fixture.h"
 #include "test/sim/apart.h"
 #include "test/sim/attention_case.h"
@@ -52,14 +52,16 @@ APART_TEST(own_kernels_that_are_faster_are_taken_and_remembered, "1,slow", "90")
     device_shutdown();
 }
 
-// cuDNN 9.25 on Hopper has two backward passes whose bits repeat. Each of the three can win; the next run takes the
-// same from the file, and a resume without the file from the checkpoint, whatever would win then.
+// cuDNN 9.25 on Hopper has two backward passes whose bits repeat. Each of the three can win; the
+// next run takes the same from the file, and a resume without the file from the checkpoint,
+// whatever would win then.
 APART_TEST(the_fastest_of_three_backward_passes_is_taken_remembered_and_restored, "92500", "90") {
     static const struct {
         const char *cudnn, *later, *taken;
     } cases[] = {
         {"92500", "92500,stored:slow,ordered:idle", "cuDNN 9.25.0"},
-        {"92500,stored:slow", "92500,stored:idle", "forward cuDNN 9.25.0, backward cuDNN 9.25.0 with dQ in order"},
+        {"92500,stored:slow", "92500,stored:idle",
+         "forward cuDNN 9.25.0, backward cuDNN 9.25.0 with dQ in order"},
         {"92500,stored:slow,ordered:slow", "92500,stored:idle,ordered:idle",
          "forward cuDNN 9.25.0, backward own kernels (faster backward than cuDNN 9.25.0)"},
     };
@@ -92,21 +94,26 @@ APART_TEST(the_other_backward_pass_of_cudnn_is_taken_where_one_is_of_no_use, "92
     setenv("PRETRAIN_CACHE", "off", 1);
     for (int i = 0; i < 8; i++) {
         char settings[64];
-        snprintf(settings, sizeof settings, "92500,stored:%s%s", i < 4 ? "" : "unrepeatable,ordered:", vices[i % 4]);
+        snprintf(settings, sizeof settings, "92500,stored:%s%s",
+                 i < 4 ? "" : "unrepeatable,ordered:", vices[i % 4]);
         setenv("SIM_CUDNN", settings, 1);
         choices_file_close();
         start(ATTENTION_AUTO);
         run_once(settings);
-        const bool is_own = strstr(cuda_attention_description(), "backward own kernels (cuDNN") != NULL;
-        const bool in_order = strstr(cuda_attention_description(), "backward cuDNN 9.25.0 with dQ in order") != NULL;
+        const bool is_own =
+            strstr(cuda_attention_description(), "backward own kernels (cuDNN") != NULL;
+        const bool in_order =
+            strstr(cuda_attention_description(), "backward cuDNN 9.25.0 with dQ in order") != NULL;
         if (i < 4 ? !in_order : !is_own) op_fail("%s: %s", settings, cuda_attention_description());
         device_shutdown();
     }
 }
 
-// A file of the time when cuDNN had one backward pass in the contest says 0 or 1. 1 is the pass that keeps dS; where
-// that does not fit, and for a number that no version has written, the choice is made anew.
-APART_TEST(older_choices_are_taken_where_they_mean_something_and_made_anew_elsewhere, "92500", "90") {
+// A file of the time when cuDNN had one backward pass in the contest says 0 or 1. 1 is the pass
+// that keeps dS; where that does not fit, and for a number that no version has written, the choice
+// is made anew.
+APART_TEST(older_choices_are_taken_where_they_mean_something_and_made_anew_elsewhere, "92500",
+           "90") {
     static const struct {
         uint8_t stored;
         int64_t memory; // 0: enough
@@ -123,7 +130,8 @@ APART_TEST(older_choices_are_taken_where_they_mean_something_and_made_anew_elsew
     forward(&c), backward(&c);
     char *lines = device_tuning(), key[CHOICES_KEY_MAX] = "";
     for (char *line = strtok(lines, "\n"); line; line = strtok(NULL, "\n"))
-        if (strstr(line, "attention backward")) snprintf(key, sizeof key, "%.*s", (int)strcspn(line, "\t"), line);
+        if (strstr(line, "attention backward"))
+            snprintf(key, sizeof key, "%.*s", (int)strcspn(line, "\t"), line);
     assert_true(key[0]);
     free(lines);
     op_end();
@@ -150,7 +158,8 @@ APART_TEST(older_choices_are_taken_where_they_mean_something_and_made_anew_elsew
 // Each candidate ran, and more than once: dbias has one sum more, or none.
 APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
     static const char *const simulated[] = {"1", "1,slow", "1", "1"};
-    static const AttentionChoice choices[] = {ATTENTION_AUTO, ATTENTION_AUTO, ATTENTION_OWN, ATTENTION_CUDNN};
+    static const AttentionChoice choices[] = {ATTENTION_AUTO, ATTENTION_AUTO, ATTENTION_OWN,
+                                              ATTENTION_CUDNN};
     setenv("PRETRAIN_CACHE", "off", 1);
     for (int i = 0; i < 4; i++) {
         setenv("SIM_CUDNN", simulated[i], 1);
@@ -171,12 +180,14 @@ APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
 APART_TEST(a_kernel_whose_bits_change_is_not_taken, "1,unrepeatable", "90") {
     start(ATTENTION_AUTO);
     run_once("unrepeatable");
-    expect_text(cuda_attention_description(), "own kernels (cuDNN 9.19.0 gives different bits forward each time)");
+    expect_text(cuda_attention_description(),
+                "own kernels (cuDNN 9.19.0 gives different bits forward each time)");
     device_shutdown();
 }
 
 static void expect_start(const char *got, const char *expected) {
-    if (strncmp(got, expected, strlen(expected)) != 0) op_fail("\"%s\", expected \"%s...", got, expected);
+    if (strncmp(got, expected, strlen(expected)) != 0)
+        op_fail("\"%s\", expected \"%s...", got, expected);
 }
 
 APART_TEST(a_kernel_that_computes_something_else_is_not_taken_and_not_remembered, "1,wrong", "90") {
@@ -225,27 +236,32 @@ static void expect_end(AttentionChoice choice, const char *why) {
     if (!WIFSIGNALED(status) || !strstr(text, why)) op_fail("status %d: %s", status, text);
 }
 
-APART_TEST(a_kernel_that_was_asked_for_and_computes_something_else_ends_the_program, "1,wrong", "90") {
+APART_TEST(a_kernel_that_was_asked_for_and_computes_something_else_ends_the_program, "1,wrong",
+           "90") {
     expect_end(ATTENTION_CUDNN, "--attention cudnn: cuDNN 9.19.0 differs forward by 0.");
     expect_end(ATTENTION_FAST, "--attention fast: cuDNN 9.19.0 differs forward by 0.");
 }
 
-// The first graph of the backward pass needs too much memory, which is no reason any more when the second is slower.
+// The first graph of the backward pass needs too much memory, which is no reason any more when the
+// second is slower.
 APART_TEST(the_reason_is_that_of_the_kernel_that_was_measured, "92500,slow", "90") {
     start(ATTENTION_AUTO);
     cuda_backend.facts.memory_free = 48000; // an eighth is less than 64 * 64 * 2 bytes
     Case c = begin((AttentionShape){1, 64, 1, 1, 8, DTYPE_BF16}, "little memory");
     backward(&c);
-    expect_text(cuda_attention_description(), "forward cuDNN 9.25.0 or own kernels, to be measured, backward own "
-                                              "kernels (faster backward than cuDNN 9.25.0)");
+    expect_text(cuda_attention_description(),
+                "forward cuDNN 9.25.0 or own kernels, to be measured, backward own "
+                "kernels (faster backward than cuDNN 9.25.0)");
     op_end();
     device_shutdown();
 }
 
-APART_TEST(what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run, "1,uncompilable", "90") {
+APART_TEST(what_does_not_compile_is_not_taken_and_tried_again_in_the_next_run, "1,uncompilable",
+           "90") {
     start(ATTENTION_AUTO);
     run_once("uncompilable");
-    assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN kernel for attention: ", 41), 0);
+    assert_int_equal(
+        strncmp(cuda_attention_description(), "own kernels (cuDNN kernel for attention: ", 41), 0);
     device_shutdown();
     setenv("SIM_CUDNN", "1", 1);
     start(ATTENTION_AUTO);
@@ -285,7 +301,8 @@ APART_TEST(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90") {
         const char *expected;
     } cases[] = {
         {{1, 16, 1, 1, 64, DTYPE_FP32}, "own kernels (cuDNN has no fused attention for fp32)"},
-        {{1, 16, 1, 1, 12, DTYPE_BF16}, "own kernels (cuDNN has no fused attention for head size 12)"},
+        {{1, 16, 1, 1, 12, DTYPE_BF16},
+         "own kernels (cuDNN has no fused attention for head size 12)"},
     };
     start(ATTENTION_CUDNN);
     for (int i = 0; i < 2; i++) {
@@ -304,7 +321,8 @@ APART_TEST(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90") {
 APART_TEST(a_graph_without_an_engine_takes_own_kernels, "1,engineless", "90") {
     start(ATTENTION_AUTO);
     run_once("engineless");
-    assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN has no engine", 32), 0);
+    assert_int_equal(strncmp(cuda_attention_description(), "own kernels (cuDNN has no engine", 32),
+                     0);
     device_shutdown();
 }
 
@@ -316,10 +334,11 @@ APART_TEST(with_attention_own_cudnn_is_not_asked, "1", "90") {
     device_shutdown();
 }
 
-// Where a pass's bits differ from run to run, or cuDNN says that they may, auto takes the own kernels and fast does
-// not.
+// Where a pass's bits differ from run to run, or cuDNN says that they may, auto takes the own
+// kernels and fast does not.
 APART_TEST(attention_fast_takes_a_backward_pass_whose_bits_change, "1,unrepeatable", "90") {
-    static const char expected[] = "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits";
+    static const char expected[] =
+        "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits";
     start(ATTENTION_FAST);
     Case c = begin(small, "described");
     expect_text(cuda_attention_description(), expected);
@@ -336,12 +355,14 @@ APART_TEST(attention_fast_takes_a_backward_pass_whose_bits_change, "1,unrepeatab
 APART_TEST(engines_that_say_so_themselves_are_for_attention_fast_alone, "1,noted", "90") {
     start(ATTENTION_CUDNN);
     run_once("noted");
-    expect_text(cuda_attention_description(), "own kernels (no cuDNN engine for this attention is deterministic)");
+    expect_text(cuda_attention_description(),
+                "own kernels (no cuDNN engine for this attention is deterministic)");
     device_shutdown();
     start(ATTENTION_FAST);
     run_once("noted, fast");
-    expect_text(cuda_attention_description(), "forward own kernels, backward cuDNN 9.19.0 without repeatable bits (no "
-                                              "cuDNN engine for this attention is deterministic)");
+    expect_text(cuda_attention_description(),
+                "forward own kernels, backward cuDNN 9.19.0 without repeatable bits (no "
+                "cuDNN engine for this attention is deterministic)");
     device_shutdown();
 }
 
@@ -370,7 +391,8 @@ static void expect_refused(const char *expected) {
 }
 
 APART_TEST(attention_cudnn_is_refused_where_there_is_none, NULL, "90") {
-    expect_refused("--attention cudnn: cuDNN not found: the simulator has one when SIM_CUDNN is set; use --attention "
+    expect_refused("--attention cudnn: cuDNN not found: the simulator has one when SIM_CUDNN is "
+                   "set; use --attention "
                    "own, or auto to use cuDNN where available");
 }
 
@@ -386,8 +408,10 @@ APART_TEST(attention_cudnn_is_refused_on_turing, "1", "75") {
     Error err = {""};
     start(ATTENTION_AUTO);
     assert_false(cuda_attention_check(&(DeviceOptions){.attention = ATTENTION_CUDNN}, &err));
-    expect_text(err.text, "--attention cudnn: cuDNN has no fused attention for sm_75, only for sm_80 and newer; use "
-                          "--attention own, or auto to use cuDNN where available");
+    expect_text(
+        err.text,
+        "--attention cudnn: cuDNN has no fused attention for sm_75, only for sm_80 and newer; use "
+        "--attention own, or auto to use cuDNN where available");
     device_shutdown();
 }
 
@@ -398,7 +422,8 @@ APART_TEST(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90") {
     Case c = begin((AttentionShape){1, 300, 1, 1, 64, DTYPE_BF16}, "little memory");
     (void)c;
     const char *text = cuda_attention_description();
-    if (!strstr(text, "backward own kernels (cuDNN's attention needs 180000 bytes of workspace, 12"))
+    if (!strstr(text,
+                "backward own kernels (cuDNN's attention needs 180000 bytes of workspace, 12"))
         op_fail("%s", text);
     op_end();
     device_shutdown();
@@ -406,7 +431,8 @@ APART_TEST(a_workspace_beyond_an_eighth_of_the_memory_is_not_taken, "1", "90") {
 
 APART_TEST(evaluation_plans_the_forward_pass_alone, "1", "90") {
     start(ATTENTION_AUTO);
-    OpsShape shape = {.B = 8, .T = 1024, .C = 64, .NH = 1, .Vp = 128, .dtype = DTYPE_BF16, .forward_only = true};
+    OpsShape shape = {
+        .B = 8, .T = 1024, .C = 64, .NH = 1, .Vp = 128, .dtype = DTYPE_BF16, .forward_only = true};
     assert_true(ops_workspace_bytes(shape) < 2 << 20);
     expect_text(cuda_attention_description(), "cuDNN 9.19.0 or own kernels, to be measured");
     shape.forward_only = false; // a model of the same shape that trains

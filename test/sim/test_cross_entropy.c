@@ -1,5 +1,5 @@
-// Each of the ways in which cross_entropy.cu keeps a row of logits on the chip, for GPUs with little shared memory and
-// with much, against softmax in fp64.
+// Each of the ways in which cross_entropy.cu keeps a row of logits on the chip, for GPUs with
+// little shared memory and with much, against softmax in fp64.
 #include "llmc/cuda/backend.h"
 #include "test/ops/op_test.h"
 #include <math.h>
@@ -9,8 +9,8 @@ TestFixture test_all = {op_group_setup, op_group_teardown};
 enum { ROWS = 3 };
 static const float SCALE = 0.25f, LOSS_SCALE = 8.0f;
 
-// One pack a thread; four; 13; in 16 bits the longest row of 13 packs; longer; rows that are no multiple of 16 bytes;
-// rows without padding that leave threads of the last warp idle.
+// One pack a thread; four; 13; in 16 bits the longest row of 13 packs; longer; rows that are no
+// multiple of 16 bytes; rows without padding that leave threads of the last warp idle.
 static const struct Case {
     int64_t V, Vp;
 } cases[] = {{7, 128},       {4090, 4096}, {9000, 9088}, {20000, 20096}, {50257, 50304},
@@ -31,13 +31,16 @@ static double row_reference(double *logits, int32_t target, int64_t V, int64_t V
 }
 
 static void case_matches(const struct Case *c, DType dtype, int shared_per_block) {
-    op_begin((OpsShape){.B = 1, .T = ROWS, .C = 8, .NH = 1, .Vp = c->Vp, .num_tensors = 1, .dtype = dtype},
-             "V=%d Vp=%d, %d bytes of shared memory", (int)c->V, (int)c->Vp, shared_per_block);
+    op_begin(
+        (OpsShape){
+            .B = 1, .T = ROWS, .C = 8, .NH = 1, .Vp = c->Vp, .num_tensors = 1, .dtype = dtype},
+        "V=%d Vp=%d, %d bytes of shared memory", (int)c->V, (int)c->Vp, shared_per_block);
     OpTensor logits = op_inout(dtype, "logits", DIMS(ROWS, c->Vp), 3.0);
     OpTensor targets = op_tokens("targets", DIMS(ROWS), c->V);
     OpTensor forward = op_output(DTYPE_FP32, "losses", DIMS(ROWS));
     OpTensor backward = op_output(DTYPE_FP32, "losses of backward", DIMS(ROWS));
-    // The padding is larger than anything else, and must not count: as a maximum it would leave no exponential above 0.
+    // The padding is larger than anything else, and must not count: as a maximum it would leave no
+    // exponential above 0.
     for (int64_t r = 0; r < ROWS; r++)
         for (int64_t v = c->V; v < c->Vp; v++) logits.v[r * c->Vp + v] = 1000.0;
     targets.tokens[0] = 0, targets.tokens[ROWS - 1] = (int32_t)c->V - 1;

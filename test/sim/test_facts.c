@@ -1,4 +1,5 @@
-// What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which is not linked.
+// What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which
+// is not linked.
 #include "llmc/cuda/datasheet.h"
 #include "llmc/cuda/nvml.h"
 #include "test/test.h"
@@ -6,8 +7,8 @@
 #include <math.h>
 #include <unistd.h>
 
-// Attributes as the driver reports them, and the figures of the datasheet: TFLOP/s of the tensor cores in 16 bits and
-// in fp8 with fp32 accumulation, without sparsity, and GB/s.
+// Attributes as the driver reports them, and the figures of the datasheet: TFLOP/s of the tensor
+// cores in 16 bits and in fp8 with fp32 accumulation, without sparsity, and GB/s.
 static const struct {
     GpuAttributes gpu;
     double tflops, fp8_tflops, bandwidth;
@@ -31,15 +32,18 @@ static const struct {
 static const double TOLERANCE = 0.03;
 
 static void assert_near(const char *gpu, const char *what, double got, double expected) {
-    if (!(fabs(got / expected - 1.0) <= TOLERANCE)) fail_msg("%s: %s %g, expected %g", gpu, what, got, expected);
+    if (!(fabs(got / expected - 1.0) <= TOLERANCE))
+        fail_msg("%s: %s %g, expected %g", gpu, what, got, expected);
 }
 
 TEST(peaks_are_those_of_the_datasheets) {
     for (size_t i = 0; i < sizeof datasheets / sizeof *datasheets; i++) {
         const GpuAttributes *gpu = &datasheets[i].gpu;
-        assert_near(gpu->name, "fp16 TFLOP/s", gpu_peak_flops(gpu, DTYPE_FP16, true) * 1e-12, datasheets[i].tflops);
+        assert_near(gpu->name, "fp16 TFLOP/s", gpu_peak_flops(gpu, DTYPE_FP16, true) * 1e-12,
+                    datasheets[i].tflops);
         assert_near(gpu->name, "GB/s", gpu_peak_bandwidth(gpu) * 1e-9, datasheets[i].bandwidth);
-        const double bf16 = gpu_peak_flops(gpu, DTYPE_BF16, true), fp8 = gpu_peak_flops(gpu, DTYPE_E4M3, true);
+        const double bf16 = gpu_peak_flops(gpu, DTYPE_BF16, true),
+                     fp8 = gpu_peak_flops(gpu, DTYPE_E4M3, true);
         if (gpu->compute_capability < 80)
             assert_true(bf16 == 0.0);
         else
@@ -58,11 +62,13 @@ TEST(fp8_needs_tensor_cores_and_a_library_that_know_it) {
         size_t cublaslt;
         bool has_fp8;
     } cases[] = {
-        {75, 130000, false}, {80, 130000, false}, {86, 130000, false},  {89, 120002, false}, {89, 120100, true},
-        {90, 120405, true},  {90, 130000, true},  {100, 120605, false}, {100, 120803, true}, {120, 130000, true},
+        {75, 130000, false}, {80, 130000, false}, {86, 130000, false}, {89, 120002, false},
+        {89, 120100, true},  {90, 120405, true},  {90, 130000, true},  {100, 120605, false},
+        {100, 120803, true}, {120, 130000, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        assert_true(gpu_has_fp8(cases[i].compute_capability, cases[i].cublaslt) == cases[i].has_fp8);
+        assert_true(gpu_has_fp8(cases[i].compute_capability, cases[i].cublaslt) ==
+                    cases[i].has_fp8);
 }
 
 TEST(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed) {
@@ -70,15 +76,19 @@ TEST(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed) {
     const GpuAttributes t4 = {"Tesla T4", 75, 40, 1590000, 5001000, 256};
     assert_near(h100.name, "TF32", gpu_peak_flops(&h100, DTYPE_FP32, true) * 1e-12, 494.7);
     assert_near(h100.name, "fp32", gpu_peak_flops(&h100, DTYPE_FP32, false) * 1e-12, 66.9);
-    assert_near(t4.name, "fp32", gpu_peak_flops(&t4, DTYPE_FP32, true) * 1e-12, 8.1); // it has no TF32
+    assert_near(t4.name, "fp32", gpu_peak_flops(&t4, DTYPE_FP32, true) * 1e-12,
+                8.1); // it has no TF32
 }
 
 TEST(what_is_not_known_is_zero) {
-    const GpuAttributes silent = {"GPU", 90, 132, 0, 0, 0}, of_the_future = {"GPU", 140, 200, 2000000, 1, 1};
+    const GpuAttributes silent = {"GPU", 90, 132, 0, 0, 0},
+                        of_the_future = {"GPU", 140, 200, 2000000, 1, 1};
     const GpuAttributes nearly_known = {"GPU", 103, 160, 1965000, 1, 1};
-    assert_true(gpu_peak_flops(&silent, DTYPE_BF16, true) == 0.0 && gpu_peak_bandwidth(&silent) == 0.0);
+    assert_true(gpu_peak_flops(&silent, DTYPE_BF16, true) == 0.0 &&
+                gpu_peak_bandwidth(&silent) == 0.0);
     assert_true(gpu_peak_flops(&of_the_future, DTYPE_BF16, true) == 0.0);
-    assert_true(gpu_peak_flops(&nearly_known, DTYPE_BF16, true) > 2e15); // as the 10.0 of its generation
+    assert_true(gpu_peak_flops(&nearly_known, DTYPE_BF16, true) >
+                2e15); // as the 10.0 of its generation
     assert_true(gpu_peak_flops(&nearly_known, DTYPE_I32, true) == 0.0);
 }
 
@@ -91,9 +101,11 @@ TEST(versions_read_well) {
 TEST(throttling_is_told_in_words) {
     char text[128];
     assert_string_equal(cuda_throttle_text(0, text, sizeof text), "");
-    assert_string_equal(cuda_throttle_text(0x1 | 0x2 | 0x100, text, sizeof text), ""); // idle, chosen by the user
+    assert_string_equal(cuda_throttle_text(0x1 | 0x2 | 0x100, text, sizeof text),
+                        ""); // idle, chosen by the user
     assert_string_equal(cuda_throttle_text(0x4, text, sizeof text), "power cap");
-    assert_string_equal(cuda_throttle_text(0x60 | 0x4, text, sizeof text), "power cap, thermal, hardware thermal");
+    assert_string_equal(cuda_throttle_text(0x60 | 0x4, text, sizeof text),
+                        "power cap, thermal, hardware thermal");
     assert_string_equal(cuda_throttle_text(~0ull, text, 12), "power cap, "); // cut, not overrun
 }
 
@@ -117,7 +129,8 @@ TEST(why_clocks_are_held_down_is_optional_and_has_two_names) {
         DeviceSensors sensors;
         cuda_nvml_read(nvml, &sensors);
         assert_string_equal(sensors.throttle, i < 2 ? "power cap" : "");
-        assert_true(sensors.sm_clock_mhz == 1001 && sensors.power_watts == 700 && sensors.temperature_c == 60);
+        assert_true(sensors.sm_clock_mhz == 1001 && sensors.power_watts == 700 &&
+                    sensors.temperature_c == 60);
         cuda_nvml_close(nvml);
     }
 }

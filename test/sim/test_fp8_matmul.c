@@ -1,6 +1,7 @@
-// fp8 products on the simulated cuBLASLt: what the library refuses, on which GPUs there are any, how sums and biases
-// are asked for, what is planned, tuned and remembered, and that scales are read when a product runs. That the products
-// are right is tested in test/ops/test_fp8.c. Each test is a process of its own: SIM_CC is read when it starts.
+// fp8 products on the simulated cuBLASLt: what the library refuses, on which GPUs there are any,
+// how sums and biases are asked for, what is planned, tuned and remembered, and that scales are
+// read when a product runs. That the products are right is tested in test/ops/test_fp8.c. Each test
+// is a process of its own: SIM_CC is read when it starts.
 #include "test/fixture.h"
 #include "test/sim/apart.h"
 
@@ -21,9 +22,11 @@ static void start(const char *algorithms, const char *refused) {
     memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
 }
 
-// --------------------------------------------------------------------------------------------- the library itself
+// --------------------------------------------------------------------------------------------- the
+// library itself
 
-// One product as a caller of cuBLASLt sees it. Offsets in bytes move an operand away from its alignment.
+// One product as a caller of cuBLASLt sees it. Offsets in bytes move an operand away from its
+// alignment.
 typedef struct {
     const char *what;
     int64_t m, n, k;
@@ -59,8 +62,10 @@ typedef struct {
 } DirectObjects;
 enum { PART = 64 << 10, PARTS = 6 };
 
-static void set(const DirectObjects *o, cublasLtMatmulDescAttributes_t attribute, const void *value, size_t size) {
-    assert_int_equal(cublasLtMatmulDescSetAttribute(o->desc, attribute, value, size), CUBLAS_STATUS_SUCCESS);
+static void set(const DirectObjects *o, cublasLtMatmulDescAttributes_t attribute, const void *value,
+                size_t size) {
+    assert_int_equal(cublasLtMatmulDescSetAttribute(o->desc, attribute, value, size),
+                     CUBLAS_STATUS_SUCCESS);
 }
 
 static DirectObjects make(const Direct *p) {
@@ -70,20 +75,23 @@ static DirectObjects make(const Direct *p) {
     assert_int_equal(cudaMalloc((void **)&o.memory, PARTS * PART), cudaSuccess);
     assert_int_equal(cudaMemset(o.memory, 0, PARTS * PART), cudaSuccess);
     void *const bias = o.memory + 3 * PART, *const device_scale = o.memory + 4 * PART;
-    assert_int_equal(cudaMemcpy(device_scale, &one, sizeof one, cudaMemcpyHostToDevice), cudaSuccess);
+    assert_int_equal(cudaMemcpy(device_scale, &one, sizeof one, cudaMemcpyHostToDevice),
+                     cudaSuccess);
     const void *const scale = p->host_scale ? (const void *)&one : device_scale;
     const int32_t transa = (int32_t)p->transa, transb = (int32_t)p->transb;
-    assert_int_equal(cublasLtMatmulDescCreate(&o.desc, p->compute, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
+    assert_int_equal(cublasLtMatmulDescCreate(&o.desc, p->compute, CUDA_R_32F),
+                     CUBLAS_STATUS_SUCCESS);
     set(&o, CUBLASLT_MATMUL_DESC_TRANSA, &transa, sizeof transa);
     set(&o, CUBLASLT_MATMUL_DESC_TRANSB, &transb, sizeof transb);
     set(&o, CUBLASLT_MATMUL_DESC_EPILOGUE, &p->epilogue, sizeof p->epilogue);
     set(&o, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale, sizeof scale);
     set(&o, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &device_scale, sizeof device_scale);
-    if (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT) set(&o, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    cublasLtMatrixLayoutCreate(&o.a, p->a, (uint64_t)(ta ? p->k : p->m), (uint64_t)(ta ? p->m : p->k),
-                               ta ? p->k : p->m);
-    cublasLtMatrixLayoutCreate(&o.b, p->b, (uint64_t)(tb ? p->n : p->k), (uint64_t)(tb ? p->k : p->n),
-                               tb ? p->n : p->k);
+    if (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT)
+        set(&o, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    cublasLtMatrixLayoutCreate(&o.a, p->a, (uint64_t)(ta ? p->k : p->m),
+                               (uint64_t)(ta ? p->m : p->k), ta ? p->k : p->m);
+    cublasLtMatrixLayoutCreate(&o.b, p->b, (uint64_t)(tb ? p->n : p->k),
+                               (uint64_t)(tb ? p->k : p->n), tb ? p->n : p->k);
     cublasLtMatrixLayoutCreate(&o.d, p->d, (uint64_t)p->m, (uint64_t)p->n, p->m);
     return o;
 }
@@ -95,12 +103,12 @@ static cublasStatus_t search(cublasLtHandle_t handle, const DirectObjects *o, ui
     const uint64_t workspace = PART;
     int found = 0;
     cublasLtMatmulPreferenceCreate(&preference);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
-                                         sizeof workspace);
-    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b_alignment,
-                                         sizeof b_alignment);
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, o->desc, o->a, o->b, o->d, o->d, preference, 1, &result, &found);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                         &workspace, sizeof workspace);
+    cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                         &b_alignment, sizeof b_alignment);
+    const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+        handle, o->desc, o->a, o->b, o->d, o->d, preference, 1, &result, &found);
     cublasLtMatmulPreferenceDestroy(preference);
     if (status == CUBLAS_STATUS_SUCCESS && found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
     *algorithm = result.algo;
@@ -117,12 +125,14 @@ static bool is_taken(const Direct *p) {
     cublasStatus_t status = search(handle, &o, p->b_alignment, &algorithm);
     if (status == CUBLAS_STATUS_SUCCESS) {
         char *const a = o.memory + p->a_offset, *const d = o.memory + 2 * PART + p->d_offset;
-        status = cublasLtMatmul(handle, o.desc, &alpha, a, o.a, o.memory + PART, o.b, &beta, d + p->c_offset, o.d, d,
-                                o.d, &algorithm, o.memory + 5 * PART, PART, NULL);
+        status = cublasLtMatmul(handle, o.desc, &alpha, a, o.a, o.memory + PART, o.b, &beta,
+                                d + p->c_offset, o.d, d, o.d, &algorithm, o.memory + 5 * PART, PART,
+                                NULL);
     }
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     cublasLtMatmulDescDestroy(o.desc);
-    cublasLtMatrixLayoutDestroy(o.a), cublasLtMatrixLayoutDestroy(o.b), cublasLtMatrixLayoutDestroy(o.d);
+    cublasLtMatrixLayoutDestroy(o.a), cublasLtMatrixLayoutDestroy(o.b),
+        cublasLtMatrixLayoutDestroy(o.d);
     cudaFree(o.memory);
     cublasLtDestroy(handle);
     return status == CUBLAS_STATUS_SUCCESS;
@@ -166,13 +176,15 @@ APART_TEST(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90") {
 #undef CASE
 }
 
-// ------------------------------------------------------------------------------------------------------ which GPUs
+// -------------------------------------------------------------------------------------------------
+// which GPUs
 
 static void fp8_is_there(void) {
     start("", "");
     const DeviceFacts *f = device_facts();
     assert_true(f->supports[DTYPE_E4M3] && f->supports[DTYPE_E5M2]);
-    assert_true(f->peak_flops[DTYPE_E4M3] == 2.0 * f->peak_flops[DTYPE_BF16] && f->peak_flops[DTYPE_BF16] > 0.0);
+    assert_true(f->peak_flops[DTYPE_E4M3] == 2.0 * f->peak_flops[DTYPE_BF16] &&
+                f->peak_flops[DTYPE_BF16] > 0.0);
     expect_taken(good, f->name);
 }
 APART_TEST(ada_has_fp8, NULL, "89") { fp8_is_there(); }
@@ -192,20 +204,22 @@ static Product product_make(DType a, DType b, DType out, const char *what) {
     const DType compute = out == DTYPE_FP32 ? DTYPE_BF16 : out;
     op_begin(fp8_shape(K, K, compute), "%s", what);
     p.a = operand(a, "a", M, K, 1.0, &p.values[0]), p.b = operand(b, "b", N, K, 1.0, &p.values[1]);
-    p.a_slot = slot_tensor("a_slot", &p.values[0], 1), p.b_slot = slot_tensor("b_slot", &p.values[1], 1);
+    p.a_slot = slot_tensor("a_slot", &p.values[0], 1),
+    p.b_slot = slot_tensor("b_slot", &p.values[1], 1);
     p.bias = op_input(out, "bias", DIMS(N), 1.0), p.out = op_inout(out, "out", DIMS(M, N), 1.0);
     return p;
 }
 
 static void product_run(Product *p, bool with_bias, bool accumulate) {
-    fp8_matmul(p->out.t, accumulate ? p->out.t : tensor_none(), p->a.t, p->a_slot.t, p->b.t, p->b_slot.t,
-               with_bias ? p->bias.t : tensor_none());
+    fp8_matmul(p->out.t, accumulate ? p->out.t : tensor_none(), p->a.t, p->a_slot.t, p->b.t,
+               p->b_slot.t, with_bias ? p->bias.t : tensor_none());
 }
 
 static void product_check(Product *p, bool with_bias, bool accumulate) {
     const RefFp8 a = {codes(p->a), p->a.t.dtype, &p->values[0]};
     const RefFp8 b = {codes(p->b), p->b.t.dtype, &p->values[1]};
-    ref_fp8_matmul(p->out.v, accumulate ? p->out.v : NULL, a, b, with_bias ? p->bias.v : NULL, M, N, K);
+    ref_fp8_matmul(p->out.v, accumulate ? p->out.v : NULL, a, b, with_bias ? p->bias.v : NULL, M, N,
+                   K);
     op_check(p->out, p->out.t.dtype);
 }
 
@@ -214,8 +228,8 @@ static int run_product(void *p) {
     return 0;
 }
 
-// Runs the product in a process of its own and returns what it says on stderr; it must end by a signal or with an
-// error.
+// Runs the product in a process of its own and returns what it says on stderr; it must end by a
+// signal or with an error.
 static const char *last_words(Product *p) {
     static char text[2048];
     const int status = status_of_child(run_product, p, text, sizeof text);
@@ -263,7 +277,8 @@ APART_TEST(operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_progra
     op_end();
 }
 
-// ------------------------------------------------------------------------------------------ how products are asked for
+// ------------------------------------------------------------------------------------------ how
+// products are asked for
 
 APART_TEST(forward_products_may_sum_fast_and_gradients_may_not, NULL, "89") {
     static const struct {
@@ -292,7 +307,8 @@ APART_TEST(biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it, 
         DType out;
         const char *refused;
         int fused;
-    } cases[] = {{DTYPE_BF16, "", 1}, {DTYPE_FP16, "", 1}, {DTYPE_FP32, "", 0}, {DTYPE_BF16, "bias", 0}};
+    } cases[] = {
+        {DTYPE_BF16, "", 1}, {DTYPE_FP16, "", 1}, {DTYPE_FP32, "", 0}, {DTYPE_BF16, "bias", 0}};
     for (int i = 0; i < 4; i++) {
         start("", cases[i].refused);
         Product p = product_make(DTYPE_E4M3, DTYPE_E4M3, cases[i].out, "bias");
@@ -306,7 +322,8 @@ APART_TEST(biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it, 
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------- plans
+// -------------------------------------------------------------------------------------------------
+// plans
 
 static int64_t runs(void) {
     int64_t total = 0;
@@ -326,7 +343,8 @@ APART_TEST(fp8_plans_are_timed_once_and_kept_for_the_next_process, NULL, "90") {
             const long searches = sim_cublaslt_counts.searches;
             product_run(&p, true, false);
             if (process == 0 && twice == 0) {
-                assert_true(gemm_counts().timed > before.timed && sim_cublaslt_counts.searches > searches);
+                assert_true(gemm_counts().timed > before.timed &&
+                            sim_cublaslt_counts.searches > searches);
             } else {
                 assert_int_equal(gemm_counts().timed, before.timed);
                 assert_int_equal(sim_cublaslt_counts.searches, searches);

@@ -1,7 +1,7 @@
-// The quantisation kernels of llmc/cuda/fp8_quantize.cu where test/ops/test_fp8.c does not look: tiles that end
-// anywhere, tensors that begin anywhere, the same bits in any order of blocks and threads, what one call leaves for the
-// next. And the numbers of llmc/number.h against NVIDIA's own conversions (cuda_fp8.h), which stand for the
-// instructions of a GPU.
+// The quantisation kernels of llmc/cuda/fp8_quantize.cu where test/ops/test_fp8.c does not look:
+// tiles that end anywhere, tensors that begin anywhere, the same bits in any order of blocks and
+// threads, what one call leaves for the next. And the numbers of llmc/number.h against NVIDIA's own
+// conversions (cuda_fp8.h), which stand for the instructions of a GPU.
 #include "test/ops/fp8_case.h"
 
 #include "dev/sim/sim_control.h"
@@ -20,19 +20,23 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-// ----------------------------------------------------------------------------------------------------------- numbers
+// -------------------------------------------------------------------------------------------------
+// numbers
 
 // NVIDIA's conversion saturates inf, ours makes it NaN.
 static void check_encode(float x, int f) {
-    const uint8_t want = isinf(x) ? 0x7F : (uint8_t)__nv_cvt_float_to_fp8(x, __NV_SATFINITE, kinds[f]);
+    const uint8_t want =
+        isinf(x) ? 0x7F : (uint8_t)__nv_cvt_float_to_fp8(x, __NV_SATFINITE, kinds[f]);
     const uint8_t got = fp8_encode(x, formats[f]);
-    if (got != want) op_fail("%a to %s: 0x%02X, expected 0x%02X", (double)x, dtype_name(formats[f]), got, want);
+    if (got != want)
+        op_fail("%a to %s: 0x%02X, expected 0x%02X", (double)x, dtype_name(formats[f]), got, want);
 }
 
 TEST(codes_are_those_of_nvidias_conversion) {
     for (int f = 0; f < 2; f++) {
         for (uint32_t i = 0; i < 1 << 16; i++) check_encode(float_of(i << 16), f); // every bf16
-        for (uint32_t i = 0; i < 1 << 20; i++) check_encode(float_of(philox(op_seed(), 5, i).v[0]), f);
+        for (uint32_t i = 0; i < 1 << 20; i++)
+            check_encode(float_of(philox(op_seed(), 5, i).v[0]), f);
     }
 }
 
@@ -42,11 +46,13 @@ TEST(values_are_those_of_nvidias_conversion) {
             const __half_raw half = __nv_cvt_fp8_to_halfraw((__nv_fp8_storage_t)code, kinds[f]);
             const float want = fp16_to_float(half.x), got = fp8_decode((uint8_t)code, formats[f]);
             if (isnan(want) ? !isnan(got) : got != want || signbit(got) != signbit(want))
-                op_fail("0x%02X of %s: %g, expected %g", code, dtype_name(formats[f]), (double)got, (double)want);
+                op_fail("0x%02X of %s: %g, expected %g", code, dtype_name(formats[f]), (double)got,
+                        (double)want);
         }
 }
 
-// ------------------------------------------------------------------------------------------------------------- tiles
+// -------------------------------------------------------------------------------------------------
+// tiles
 
 static void tile_case(DType dtype, int64_t N, int64_t K) {
     const DType format = formats[(N + K) / FP8_MULTIPLE % 2];
@@ -60,22 +66,28 @@ static void tile_case(DType dtype, int64_t N, int64_t K) {
     check_codes(q);
     check_codes(t);
     op_read(&got, slots.t);
-    if (got.amax != slot.amax || got.scale != slot.scale) op_fail("amax %g scale %g", got.amax, got.scale);
+    if (got.amax != slot.amax || got.scale != slot.scale)
+        op_fail("amax %g scale %g", got.amax, got.scale);
     op_end();
 }
 
-// A tile has 128 rows and 64 columns, pieces of 16; the last case is more than two tiles in each direction.
+// A tile has 128 rows and 64 columns, pieces of 16; the last case is more than two tiles in each
+// direction.
 OP_TEST(tiles_end_at_any_multiple_of_16) {
-    static const int64_t sizes[][2] = {{16, 16}, {32, 48}, {128, 64}, {112, 80}, {144, 80}, {112, 272}, {272, 144}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) tile_case(dtype, sizes[i][0], sizes[i][1]);
+    static const int64_t sizes[][2] = {{16, 16},  {32, 48},   {128, 64}, {112, 80},
+                                       {144, 80}, {112, 272}, {272, 144}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        tile_case(dtype, sizes[i][0], sizes[i][1]);
 }
 
-// -------------------------------------------------------------------------------------------------- orders and calls
+// -------------------------------------------------------------------------------------------------
+// orders and calls
 
 // Digest of all that one quantisation writes, and its amax.
 static uint64_t bits_of(const OpTensor *in, float *amax) {
     const int64_t N = in->t.shape[0], K = in->t.shape[1];
-    OpTensor q = codes_output(DTYPE_E5M2, "q", N, K), transposed = codes_output(DTYPE_E5M2, "transposed", K, N);
+    OpTensor q = codes_output(DTYPE_E5M2, "q", N, K),
+             transposed = codes_output(DTYPE_E5M2, "transposed", K, N);
     Fp8Slot slot = {0};
     OpTensor slots = slot_tensor("slot", &slot, 1);
     fp8_quantize(q.t, transposed.t, in->t, slots.t, FP8_CURRENT);
@@ -91,7 +103,10 @@ OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits) {
     uint64_t first = 0;
     float amax = 0;
     for (int order = 0; order < 5; order++) {
-        sim_set_schedule(order == 0 ? SIM_FORWARD : order == 1 ? SIM_REVERSE : SIM_RANDOM, (uint64_t)order);
+        sim_set_schedule(order == 0   ? SIM_FORWARD
+                         : order == 1 ? SIM_REVERSE
+                                      : SIM_RANDOM,
+                         (uint64_t)order);
         const uint64_t bits = bits_of(&in, &amax);
         if (order == 0) first = bits;
         if (bits != first) op_fail("order %d: other bits", order);

@@ -1,5 +1,6 @@
-// The collectives of device.h over NCCL, by as many processes as asked for, on the simulator: bytes and their places,
-// order with the compute stream, and what is said when something goes wrong. The library itself: test_nccl_library.c.
+// The collectives of device.h over NCCL, by as many processes as asked for, on the simulator: bytes
+// and their places, order with the compute stream, and what is said when something goes wrong. The
+// library itself: test_nccl_library.c.
 #include "dev/sim/cublaslt.h"
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/backend.h"
@@ -13,19 +14,20 @@ enum { MOST_RANKS = 4, SLICE = 48, SLICE_BYTES = SLICE * (int)sizeof(int), ROUND
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
 
-// ----------------------------------------------------------------------------------------------------- the processes
+// -------------------------------------------------------------------------------------------------
+// the processes
 
 static char id[DEVICE_COMM_ID_BYTES];
 static int rank, size; // of a child process
 
 // In a child process: ends it.
-#define CHECK(condition, ...)                                                                                          \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "line %d: %s: ", __LINE__, #condition);                                                    \
-            fprintf(stderr, __VA_ARGS__);                                                                              \
-            _exit(1);                                                                                                  \
-        }                                                                                                              \
+#define CHECK(condition, ...)                                                                      \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "line %d: %s: ", __LINE__, #condition);                                \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            _exit(1);                                                                              \
+        }                                                                                          \
     } while (0)
 
 typedef struct {
@@ -94,10 +96,12 @@ static void run_ranks(Run *run) {
 }
 
 static void assert_said(const Run *run, int r, const char *words) {
-    if (!strstr(run->said[r], words)) fail_msg("rank %d does not say \"%s\": %s", r, words, run->said[r]);
+    if (!strstr(run->said[r], words))
+        fail_msg("rank %d does not say \"%s\": %s", r, words, run->said[r]);
 }
 
-// --------------------------------------------------------------------------------------------------- what they move
+// -------------------------------------------------------------------------------------------------
+// what they move
 
 // Buffers of one process: (size, SLICE) each. `host` and `seen` are pinned.
 static struct { int *host, *seen, *send, *recv, *all, *copy; } buffers;
@@ -117,7 +121,8 @@ static int value(int round, int from, int to, int i) {
     return ((round * MOST_RANKS + from) * MOST_RANKS + to) * SLICE + i;
 }
 
-// Work of the compute stream, late where streams are lazy: slices for all others, and this process's slice for all.
+// Work of the compute stream, late where streams are lazy: slices for all others, and this
+// process's slice for all.
 static void fill(int round) {
     const size_t bytes = (size_t)(size * SLICE_BYTES);
     int *gathered = buffers.host + size * SLICE;
@@ -144,15 +149,15 @@ static void see(const int *data) {
 static void check_received(int round) {
     see(buffers.recv);
     for (int i = 0; i < size * SLICE; i++)
-        CHECK(buffers.seen[i] == value(round, i / SLICE, rank, i % SLICE), "round %d, %d: %d", round, i,
-              buffers.seen[i]);
+        CHECK(buffers.seen[i] == value(round, i / SLICE, rank, i % SLICE), "round %d, %d: %d",
+              round, i, buffers.seen[i]);
 }
 static void check_gathered(int round) {
     see(buffers.all);
     for (int i = 0; i < size * SLICE; i++) {
         const int from = i / SLICE;
-        CHECK(buffers.seen[i] == -1 - value(round, from, from, i % SLICE), "round %d, %d: %d", round, i,
-              buffers.seen[i]);
+        CHECK(buffers.seen[i] == -1 - value(round, from, from, i % SLICE), "round %d, %d: %d",
+              round, i, buffers.seen[i]);
     }
 }
 
@@ -169,7 +174,8 @@ static void wait_for(int request) {
 }
 static void send_slices(int request) {
     Error err;
-    CHECK(device_all_to_all(buffers.recv, buffers.send, slices(SLICE_BYTES), request, &err), "%s", err.text);
+    CHECK(device_all_to_all(buffers.recv, buffers.send, slices(SLICE_BYTES), request, &err), "%s",
+          err.text);
 }
 static void gather(int request) {
     Error err;
@@ -192,7 +198,8 @@ static void exchange(void) {
             send_slices(first), gather(1 - first);
         sim_step_unmark();
         device_event_record(moved, STREAM_COMM);
-        if (round == 2) device_event_wait(moved); // not for the compute stream, as far as the host is concerned
+        if (round == 2)
+            device_event_wait(moved); // not for the compute stream, as far as the host is concerned
         wait_for(first);
         if (round == 1)
             check_gathered(round);
@@ -230,24 +237,29 @@ static void crossed(void) {
     }
 }
 TEST(a_number_may_be_used_again_while_the_other_one_is_in_flight) {
-    for (int lazy = 0; lazy < 2; lazy++) run_ranks(&(Run){.size = 3, .body = crossed, .lazy = lazy});
+    for (int lazy = 0; lazy < 2; lazy++)
+        run_ranks(&(Run){.size = 3, .body = crossed, .lazy = lazy});
 }
 
-// ------------------------------------------------------------------------------------- products beside the exchange
+// ------------------------------------------------------------------------------------- products
+// beside the exchange
 
 enum { N = 64, PASSES = 4 };
 static const char *vice; // SIM_CUBLASLT_VICES
 static bool before_hopper;
 
-// A product before, during and after a request, alone and as part of a graph that is recorded and replayed.
+// A product before, during and after a request, alone and as part of a graph that is recorded and
+// replayed.
 static void multiply(void) {
     Error err;
-    const OpsShape shape = {.B = 1, .T = N, .C = N, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_FP32};
+    const OpsShape shape = {
+        .B = 1, .T = N, .C = N, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_FP32};
     const size_t bytes = N * N * sizeof(float);
     float *host = host_alloc((PASSES + 2) * bytes, &err), *device = device_alloc(3 * bytes, &err);
     Tensor in = tensor_make(device, DTYPE_FP32, "in", N, N, 0, 0), out = in, weight = in;
     weight.data = device + N * N, out.data = device + 2 * N * N;
-    for (int i = 0; i < 2 * N * N; i++) host[i] = 1.0f / (float)(3 + i % 61); // another order of sums shows
+    for (int i = 0; i < 2 * N * N; i++)
+        host[i] = 1.0f / (float)(3 + i % 61); // another order of sums shows
     copy_h2d(device, host, 2 * bytes, STREAM_COMPUTE);
     set("SIM_CUBLASLT_VICES", vice), set("SIM_CUBLASLT_ALGOS", "all"), set("PRETRAIN_CACHE", "off");
     if (before_hopper) cuda_backend.compute_capability = 80;
@@ -269,21 +281,24 @@ static void multiply(void) {
     matmul_forward(out, in, weight, tensor_none()); // has the GPU to itself again
     device_sync();
     for (int pass = 1; pass < PASSES; pass++)
-        CHECK(memcmp(host, host + pass * N * N, bytes) == 0, "pass %d has other bits", pass); // NOLINT: bits
+        CHECK(memcmp(host, host + pass * N * N, bytes) == 0, "pass %d has other bits",
+              pass); // NOLINT: bits
     const long crowded = *vice || before_hopper ? PASSES - 1 : 0;
     CHECK(sim_cublaslt_counts.beside == PASSES - 1 && sim_cublaslt_counts.crowded == crowded,
-          "%ld beside the exchange, %ld crowded", sim_cublaslt_counts.beside, sim_cublaslt_counts.crowded);
+          "%ld beside the exchange, %ld crowded", sim_cublaslt_counts.beside,
+          sim_cublaslt_counts.crowded);
     device_graph_destroy(graph);
 }
 
-// With the bits that they have alone: where the library refuses that or computes something else, on all
-// multiprocessors.
+// With the bits that they have alone: where the library refuses that or computes something else, on
+// all multiprocessors.
 TEST(products_leave_the_exchange_its_multiprocessors) {
     static const char *const vices[] = {"", "tiled:whole", "tiled:uneven", ""};
     set("SIM_SMS", "132");
     for (int i = 0; i < 4; i++) {
         vice = vices[i], before_hopper = i == 3;
-        for (int lazy = 0; lazy < 2; lazy++) run_ranks(&(Run){.size = 2, .body = multiply, .lazy = lazy});
+        for (int lazy = 0; lazy < 2; lazy++)
+            run_ranks(&(Run){.size = 2, .body = multiply, .lazy = lazy});
     }
     set("SIM_SMS", NULL);
 }
@@ -300,7 +315,8 @@ TEST(each_process_takes_the_gpu_of_its_number) {
     assert_string_equal(run.said[1], "0000:01:00.0 1");
 }
 
-// ---------------------------------------------------------------------------------------------- processes that differ
+// ----------------------------------------------------------------------------------------------
+// processes that differ
 
 static void differ_in_call(void) {
     start_comm();
@@ -323,11 +339,11 @@ TEST(two_processes_that_differ_end_with_both_calls) {
         void (*body)(void);
         const char *line;
     } cases[] = {
-        {differ_in_call,
-         "collective 2: rank 0 calls ncclAllGather of 192 x int8, rank 1 calls ncclSend of 192 x int8 and "
-         "ncclRecv of 192 x int8\n"},
-        {differ_in_size,
-         "collective 1: rank 0 calls ncclAllGather of 64 x int8, rank 1 calls ncclAllGather of 32 x int8\n"},
+        {differ_in_call, "collective 2: rank 0 calls ncclAllGather of 192 x int8, rank 1 calls "
+                         "ncclSend of 192 x int8 and "
+                         "ncclRecv of 192 x int8\n"},
+        {differ_in_size, "collective 1: rank 0 calls ncclAllGather of 64 x int8, rank 1 calls "
+                         "ncclAllGather of 32 x int8\n"},
     };
     for (int i = 0; i < 2; i++)
         for (int lazy = 0; lazy < 2; lazy++) {
@@ -340,7 +356,8 @@ TEST(two_processes_that_differ_end_with_both_calls) {
         }
 }
 
-// ----------------------------------------------------------------------------------------------------------- failures
+// -------------------------------------------------------------------------------------------------
+// failures
 
 static bool is_done(DeviceEvent *event, double seconds) {
     for (int i = 0; i < (int)(seconds * 1000); i++) {
@@ -350,14 +367,16 @@ static bool is_done(DeviceEvent *event, double seconds) {
     return device_event_done(event);
 }
 
-// Requests until one of them fails; the message goes to stderr. Then the process leaves as a program would.
+// Requests until one of them fails; the message goes to stderr. Then the process leaves as a
+// program would.
 static void request_until_failure(void) {
     Error err = {""};
     start_comm();
     DeviceEvent *event = device_event_create(&err);
     bool ok = true;
     for (int round = 0; ok && round < 1000; round++) {
-        ok = device_all_gather(buffers.all, slices(SLICE_BYTES), 0, &err) && device_comm_wait(0, &err);
+        ok = device_all_gather(buffers.all, slices(SLICE_BYTES), 0, &err) &&
+             device_comm_wait(0, &err);
         device_event_record(event, STREAM_COMPUTE);
         is_done(event, 0.05);
     }
@@ -366,17 +385,23 @@ static void request_until_failure(void) {
     device_comm_abort();
     device_comm_abort(); // a second one is harmless
     CHECK(is_done(event, 10), "the device is still busy");
-    CHECK(!device_all_gather(buffers.all, slices(SLICE_BYTES), 1, &err) && strstr(err.text, "was aborted"), "%s",
-          err.text);
+    CHECK(!device_all_gather(buffers.all, slices(SLICE_BYTES), 1, &err) &&
+              strstr(err.text, "was aborted"),
+          "%s", err.text);
     CHECK(!device_comm_wait(1, &err) && strstr(err.text, "was aborted"), "%s", err.text);
     device_event_destroy(event);
 }
 
 TEST(a_failure_is_reported_by_the_process_that_has_it_and_then_by_the_others) {
     for (int lazy = 0; lazy < 2; lazy++) {
-        Run run = {.size = 3, .body = request_until_failure, .one_settings = "fail:2", .timeout = "1", .lazy = lazy};
+        Run run = {.size = 3,
+                   .body = request_until_failure,
+                   .one_settings = "fail:2",
+                   .timeout = "1",
+                   .lazy = lazy};
         run_ranks(&run);
-        assert_said(&run, 2, "rank 2 of 3: NCCL: unhandled system error (SIM_NCCL: collective 2 fails)");
+        assert_said(&run, 2,
+                    "rank 2 of 3: NCCL: unhandled system error (SIM_NCCL: collective 2 fails)");
         if (!lazy) assert_said(&run, 2, "device_comm_wait: rank 2");
         for (int r = 0; r < 2; r++)
             assert_said(&run, r, "of 3: NCCL: remote process exited or there was a network error");
@@ -407,8 +432,12 @@ static void wait_for_ever(void) {
     device_sync();
 }
 TEST(a_host_that_waits_for_a_collective_that_never_ends_is_stopped) {
-    Run run = {
-        .size = 1, .body = wait_for_ever, .settings = "silent:1", .timeout = "1", .expected = -1, .stopped = true};
+    Run run = {.size = 1,
+               .body = wait_for_ever,
+               .settings = "silent:1",
+               .timeout = "1",
+               .expected = -1,
+               .stopped = true};
     run_ranks(&run);
     assert_said(&run, 0, "the host waits for collective 1, which only ncclCommAbort ends");
 }
@@ -418,7 +447,8 @@ static void leave_in_flight(void) {
     gather(0);
 }
 TEST(a_shutdown_completes_what_is_in_flight) {
-    for (int lazy = 0; lazy < 2; lazy++) run_ranks(&(Run){.size = 2, .body = leave_in_flight, .lazy = lazy});
+    for (int lazy = 0; lazy < 2; lazy++)
+        run_ranks(&(Run){.size = 2, .body = leave_in_flight, .lazy = lazy});
 }
 
 static void killed(void) {
@@ -438,7 +468,8 @@ TEST(a_process_that_is_killed_is_missed_by_the_others) {
     }
 }
 
-// ----------------------------------------------------------------------------------------------------------- the start
+// -------------------------------------------------------------------------------------------------
+// the start
 
 static double start_seconds = 60;
 static void fail_to_start(void) {
@@ -456,7 +487,8 @@ TEST(a_process_that_does_not_come_is_reported) {
     assert_said(&run, 0, "rank 0 of 2 waited 1 s for the others: not all processes came");
 }
 TEST(an_error_of_the_start_is_reported) {
-    Run run = {.size = 2, .body = fail_to_start, .missing = 1, .timeout = "1", .settings = "inprogress"};
+    Run run = {
+        .size = 2, .body = fail_to_start, .missing = 1, .timeout = "1", .settings = "inprogress"};
     run_ranks(&run);
     assert_said(&run, 0, "start of NCCL: rank 0 of 2: NCCL: remote process exited");
     assert_said(&run, 0, "(rank 1 has not come)");
@@ -467,7 +499,8 @@ TEST(no_library_is_reported) {
     assert_said(&run, 0, "NCCL not found");
 }
 
-// ------------------------------------------------------------------------------------------------------------- misuse
+// -------------------------------------------------------------------------------------------------
+// misuse
 
 static void not_started(void) {
     Error err;
@@ -563,7 +596,8 @@ TEST(without_the_header_the_message_says_what_to_install) {
 
 #endif
 
-// ---------------------------------------------------------------------------------------------------- choosing a GPU
+// -------------------------------------------------------------------------------------------------
+// choosing a GPU
 
 static int third_process(void *gpus) {
     Error err;
@@ -577,7 +611,9 @@ TEST(a_process_without_a_gpu_is_refused_unless_it_sees_one_of_its_own) {
     assert_int_equal(status_of_child(third_process, "1", said, sizeof said), 0);
     assert_string_equal(said, "0000:00:00.0");
     assert_int_equal(status_of_child(third_process, "2", said, sizeof said), 1 << 8);
-    assert_string_equal(said, "no GPU for process 3 of this machine: 2 are visible; start at most 2 processes on it");
+    assert_string_equal(
+        said,
+        "no GPU for process 3 of this machine: 2 are visible; start at most 2 processes on it");
     assert_int_equal(status_of_child(third_process, "3", said, sizeof said), 0);
     assert_string_equal(said, "0000:02:00.0");
 }

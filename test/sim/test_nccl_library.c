@@ -1,5 +1,5 @@
-// Loading NCCL: the file that the simulator leaves out. Its own library is opened where the toolkit has one, without a
-// GPU: it must have every function of the table.
+// Loading NCCL: the file that the simulator leaves out. Its own library is opened where the toolkit
+// has one, without a GPU: it must have every function of the table.
 #include "llmc/cuda/nccl_library.h"
 #include "test/fixture.h"
 
@@ -10,7 +10,8 @@
 
 #ifdef HAVE_NCCL
 
-// In a child process, because the library is looked for once: exit status 0 if it is usable, stderr says why not.
+// In a child process, because the library is looked for once: exit status 0 if it is usable, stderr
+// says why not.
 static int open_library(void *context) {
     const char *file = *(const char **)context;
     Error err;
@@ -23,7 +24,7 @@ static int open_library(void *context) {
         fprintf(stderr, "%s", err.text);
         return 1;
     }
-#define CHECK_FUNCTION(name)                                                                                           \
+#define CHECK_FUNCTION(name)                                                                       \
     if (!nccl.name) return 4;
     NCCL_FUNCTIONS(CHECK_FUNCTION)
 #undef CHECK_FUNCTION
@@ -47,7 +48,8 @@ TEST(a_library_that_is_missing_or_too_old_is_named_with_a_remedy) {
     assert_refused("/nowhere/libnccl.so.2", "NCCL not found: /nowhere/libnccl.so.2");
     assert_refused("/nowhere/libnccl.so.2", "set NCCL_LIBRARY to its file");
     assert_refused("libm.so.6", "libm.so.6 is no NCCL");
-    assert_refused(old, "fake_nccl.so is too old (version code 21705): NCCL 2.18 or newer is needed");
+    assert_refused(old,
+                   "fake_nccl.so is too old (version code 21705): NCCL 2.18 or newer is needed");
 }
 
 TEST(the_library_of_the_toolkit_has_every_function) {

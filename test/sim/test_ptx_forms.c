@@ -1,6 +1,7 @@
-// What the simulator makes of PTX: each form of an instruction that occurs in our kernels gives the bits that the PTX
-// ISA promises. The cases are those of ptx_forms_table.py; forms_table.h and the kernels form_0, form_1... are made of
-// them by ptx_forms.py. A case is one warp; each lane loads a row of inputs, executes the form and stores its outputs.
+// What the simulator makes of PTX: each form of an instruction that occurs in our kernels gives the
+// bits that the PTX ISA promises. The cases are those of ptx_forms_table.py; forms_table.h and the
+// kernels form_0, form_1... are made of them by ptx_forms.py. A case is one warp; each lane loads a
+// row of inputs, executes the form and stores its outputs.
 
 #include "dev/sim/sim_control.h"
 #include "test/test.h"
@@ -8,10 +9,10 @@
 #include <math.h>
 #include <stdbool.h>
 
-// How an output is compared. FORM_F32, FORM_F64: where a NaN is expected any NaN will do, since the ISA leaves its bits
-// open; all else bit by bit. The two others are results of approximate instructions: the expected value is a double,
-// the bound the ISA's: so many units in the last place of a float, or relative. What is 0, infinite or NaN is so
-// exactly.
+// How an output is compared. FORM_F32, FORM_F64: where a NaN is expected any NaN will do, since the
+// ISA leaves its bits open; all else bit by bit. The two others are results of approximate
+// instructions: the expected value is a double, the bound the ISA's: so many units in the last
+// place of a float, or relative. What is 0, infinite or NaN is so exactly.
 typedef enum { FORM_BITS, FORM_F32, FORM_F64, FORM_F32_ULPS, FORM_F32_RELATIVE } FormKind;
 typedef struct {
     const char *form, *kernel;
@@ -27,7 +28,9 @@ enum { LANES = 32, MAX_SLOTS = 16 };
 #define CASES    ((int)(sizeof form_cases / sizeof *form_cases))
 #define OK(call) assert_int_equal(call, cudaSuccess)
 
-static int even(int slots) { return slots + slots % 2; } // the kernels' stride: rows of 16-byte alignment
+static int even(int slots) {
+    return slots + slots % 2;
+} // the kernels' stride: rows of 16-byte alignment
 
 static float float_of(uint64_t bits) {
     const uint32_t low = (uint32_t)bits;
@@ -55,7 +58,8 @@ static bool is_near(const FormCase *c, uint64_t got_bits, double expected) {
 static bool is_right(const FormCase *c, uint64_t got, uint64_t expected) {
     switch (c->kind) {
     case FORM_F32:
-        if (!(expected >> 32) && isnan(float_of(expected))) return !(got >> 32) && isnan(float_of(got));
+        if (!(expected >> 32) && isnan(float_of(expected)))
+            return !(got >> 32) && isnan(float_of(got));
         return got == expected;
     case FORM_F64:
         return isnan(double_of(expected)) ? isnan(double_of(got)) : got == expected;
@@ -70,7 +74,8 @@ static bool is_right(const FormCase *c, uint64_t got, uint64_t expected) {
 static void describe(const char *name, const uint64_t *slots, int count) {
     char text[MAX_SLOTS * 20 + 1] = "";
     for (int i = 0; i < count; i++)
-        snprintf(text + strlen(text), sizeof text - strlen(text), " 0x%llx", (unsigned long long)slots[i]);
+        snprintf(text + strlen(text), sizeof text - strlen(text), " 0x%llx",
+                 (unsigned long long)slots[i]);
     print_error("    %-9s%s\n", name, text);
 }
 
@@ -82,7 +87,8 @@ static void form_gives_what_the_isa_says(void **state) {
     uint64_t in[LANES * MAX_SLOTS] = {0}, out[LANES * MAX_SLOTS];
     assert_true(in_stride <= MAX_SLOTS && out_stride <= MAX_SLOTS && c->rows <= LANES);
     for (int lane = 0; lane < LANES; lane++)
-        memcpy(in + lane * in_stride, c->in + lane % c->rows * c->inputs, (size_t)c->inputs * sizeof *in);
+        memcpy(in + lane * in_stride, c->in + lane % c->rows * c->inputs,
+               (size_t)c->inputs * sizeof *in);
     const size_t in_bytes = sizeof *in * (size_t)(LANES * in_stride),
                  out_bytes = sizeof *out * (size_t)(LANES * out_stride);
 
@@ -96,7 +102,8 @@ static void form_gives_what_the_isa_says(void **state) {
     OK(cudaMemcpy(device_in, in, in_bytes, cudaMemcpyHostToDevice));
     OK(cudaMemset(device_out, FORM_FILL, out_bytes));
     void *arguments[] = {&device_in, &device_out, &parameter}; // a kernel takes those that it has
-    OK(cudaLaunchKernel(kernel, (dim3){1, 1, 1}, (dim3){LANES, 1, 1}, arguments, FORM_DYNAMIC_BYTES, NULL));
+    OK(cudaLaunchKernel(kernel, (dim3){1, 1, 1}, (dim3){LANES, 1, 1}, arguments, FORM_DYNAMIC_BYTES,
+                        NULL));
     OK(cudaDeviceSynchronize());
     OK(cudaMemcpy(out, device_out, out_bytes, cudaMemcpyDeviceToHost));
     OK(cudaFree(device_in));
@@ -124,7 +131,7 @@ int main(void) {
         return 1;
     for (int i = 0; i < CASES; i++)
         if (form_cases[i].minimum_arch <= 10 * major + minor)
-            test_add(i, (struct CMUnitTest){form_cases[i].form, form_gives_what_the_isa_says, NULL, NULL,
-                                            (void *)&form_cases[i]});
+            test_add(i, (struct CMUnitTest){form_cases[i].form, form_gives_what_the_isa_says, NULL,
+                                            NULL, (void *)&form_cases[i]});
     return test_run();
 }

@@ -1,5 +1,6 @@
-// The simulator's streams, events and graphs: what CUDA allows works, what it forbids fails with CUDA's error, and the
-// promise of a step ("no host synchronisation") is watched. Runs with work at once and with work as late as allowed.
+// The simulator's streams, events and graphs: what CUDA allows works, what it forbids fails with
+// CUDA's error, and the promise of a step ("no host synchronisation") is watched. Runs with work at
+// once and with work as late as allowed.
 
 #include "dev/sim/sim_control.h"
 #include "test/test.h"
@@ -8,7 +9,8 @@
 
 enum { BYTES = 256 };
 
-// What every test has: two streams that do not wait for the legacy one, events, device and pinned memory.
+// What every test has: two streams that do not wait for the legacy one, events, device and pinned
+// memory.
 static struct {
     cudaStream_t a, b;
     cudaEvent_t event, other;
@@ -60,7 +62,9 @@ static cudaGraphExec_t end(size_t nodes) {
     OK(cudaGraphDestroy(graph));
     return exec;
 }
-static void set(char *p, int value, cudaStream_t stream) { OK(cudaMemsetAsync(p, value, BYTES, stream)); }
+static void set(char *p, int value, cudaStream_t stream) {
+    OK(cudaMemsetAsync(p, value, BYTES, stream));
+}
 static void copy_out(const char *p, cudaStream_t stream) {
     OK(cudaMemcpyAsync(x.pinned, p, BYTES, cudaMemcpyDeviceToHost, stream));
 }
@@ -69,7 +73,8 @@ static void order(cudaStream_t first, cudaEvent_t event, cudaStream_t second) {
     OK(cudaStreamWaitEvent(second, event, 0));
 }
 
-// ------------------------------------------------------------------------------------------------------------ streams
+// -------------------------------------------------------------------------------------------------
+// streams
 
 TEST(an_event_orders_two_streams) {
     set(x.device, 1, x.a);
@@ -111,11 +116,13 @@ TEST(a_synchronous_copy_waits_for_blocking_streams) {
 
 TEST(copies_of_the_wrong_direction_fail) {
     FAILS(cudaErrorInvalidValue, cudaMemcpy(x.device, x.device2, BYTES, cudaMemcpyHostToDevice));
-    FAILS(cudaErrorInvalidValue, cudaMemcpy(x.device, x.device2, BYTES + 1, cudaMemcpyDeviceToDevice));
+    FAILS(cudaErrorInvalidValue,
+          cudaMemcpy(x.device, x.device2, BYTES + 1, cudaMemcpyDeviceToDevice));
     FAILS(cudaErrorInvalidValue, cudaMemsetAsync(x.device + 1, 0, BYTES, x.a));
 }
 
-// ------------------------------------------------------------------------------------------------------------- graphs
+// -------------------------------------------------------------------------------------------------
+// graphs
 
 TEST(a_capture_records_and_a_launch_replays) {
     set(x.device, 5, x.a);
@@ -223,7 +230,8 @@ TEST(what_a_capture_forbids_fails_and_invalidates_it) {
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaStreamQuery(x.a));
     begin();
-    break_capture(cudaErrorStreamCaptureUnsupported, cudaMemcpy(pageable, x.device, 1, cudaMemcpyDeviceToHost));
+    break_capture(cudaErrorStreamCaptureUnsupported,
+                  cudaMemcpy(pageable, x.device, 1, cudaMemcpyDeviceToHost));
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported,
                   cudaMemcpyAsync(x.device, pageable, BYTES, cudaMemcpyHostToDevice, x.a));
@@ -256,7 +264,8 @@ TEST(unjoined_work_cannot_end_a_capture) {
     FAILS(cudaErrorStreamCaptureUnjoined, cudaStreamEndCapture(x.a, &graph));
 }
 
-// --------------------------------------------------------------------------------------- the promise of a step
+// --------------------------------------------------------------------------------------- the
+// promise of a step
 
 TEST(waiting_for_the_last_step_is_no_violation) {
     const int before = sim_step_violations();
@@ -295,7 +304,8 @@ TEST(waiting_allocating_and_pageable_copies_in_a_step_are_counted) {
     assert_int_equal(sim_step_violations(), expected);
 }
 
-// ------------------------------------------------------------------------------------------------------------- device
+// -------------------------------------------------------------------------------------------------
+// device
 
 TEST(the_device_is_the_one_asked_for) {
     int major = 0, minor = 0, units = 0, blocks = 0;
@@ -310,13 +320,15 @@ TEST(the_device_is_the_one_asked_for) {
     assert_in_range(blocks, 4, 8);
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 1 << 20));
     assert_int_equal(blocks, 0);
-    FAILS(cudaErrorInvalidValue, cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, NULL, 256, 0));
+    FAILS(cudaErrorInvalidValue,
+          cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, NULL, 256, 0));
 }
 
 TEST(memory_ends) {
     size_t available = 0, total = 0;
     OK(cudaMemGetInfo(&available, &total));
-    assert_int_equal(total - available, ((size_t)477 << 20) + (size_t)2 * 512); // the context, and two allocations
+    assert_int_equal(total - available,
+                     ((size_t)477 << 20) + (size_t)2 * 512); // the context, and two allocations
     void *p = NULL;
     FAILS(cudaErrorMemoryAllocation, cudaMalloc(&p, available + 1));
     assert_null(p);

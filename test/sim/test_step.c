@@ -1,7 +1,8 @@
-// The promise of a training step on a GPU: the host hands over work and never waits for it. Whole steps of a tiny GPT-2
-// run under the simulator's mark, where every call that waits for work of the running micro-step, allocates, or copies
-// pageable memory is counted; recorded micro-steps give the bits of those that run op by op; an fp16 run that overflows
-// goes on from a checkpoint with the same bits. A decoded token is one recording, too.
+// The promise of a training step on a GPU: the host hands over work and never waits for it. Whole
+// steps of a tiny GPT-2 run under the simulator's mark, where every call that waits for work of the
+// running micro-step, allocates, or copies pageable memory is counted; recorded micro-steps give
+// the bits of those that run op by op; an fp16 run that overflows goes on from a checkpoint with
+// the same bits. A decoded token is one recording, too.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/random.h"
 #include "llmc/cuda/backend.h"
@@ -19,10 +20,20 @@
 
 #include <math.h>
 
-// 7 windows a step in micro-batches of 3: the third is short, so a step has all three kinds of micro-steps.
-enum { T = 13, B = 3, STEP_WINDOWS = 7, TOKENS = STEP_WINDOWS * T, WINDOW = T + 1, VOCABULARY = 61, SEQUENCES = 2 };
+// 7 windows a step in micro-batches of 3: the third is short, so a step has all three kinds of
+// micro-steps.
+enum {
+    T = 13,
+    B = 3,
+    STEP_WINDOWS = 7,
+    TOKENS = STEP_WINDOWS * T,
+    WINDOW = T + 1,
+    VOCABULARY = 61,
+    SEQUENCES = 2
+};
 
-// What a trainer holds: the model, two buffers that batches come in, two records that are read one step late.
+// What a trainer holds: the model, two buffers that batches come in, two records that are read one
+// step late.
 typedef struct {
     Model *model;
     Optimizer *optimizer;
@@ -48,15 +59,19 @@ static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 static Trainer trainer_make(Setup setup) {
     Trainer t = {.tokens = TOKENS};
     Error err;
-    ModelOptions options = {
-        .dtype = setup.dtype, .master = true, .train = true, .B = B, .T = T, .sequences = SEQUENCES};
+    ModelOptions options = {.dtype = setup.dtype,
+                            .master = true,
+                            .train = true,
+                            .B = B,
+                            .T = T,
+                            .sequences = SEQUENCES};
     options.gradients_in_dtype = setup.gradients_in_dtype;
     if (with_muon) options.optimizer = OPTIMIZER_MUON;
     if (in_parts) options.processes = 2;
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
     assert_true(recompute_parse(&options.recompute, setup.recompute, options.config.L, &err));
-    OptimizerOptions adamw = {.seed = 3,
-                              .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
+    OptimizerOptions adamw = {
+        .seed = 3, .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
     optimizer_default_rates(OPTIMIZER_ADAMW, 0.1, adamw.rates);
     t.model = model_create(&options, &err);
     assert_non_null(t.model);
@@ -101,16 +116,19 @@ static void do_what_is_forbidden(Manner manner) {
     }
 }
 
-// A batch as the loader hands it over: two buffers in turn, each overwritten as soon as the call after next is made.
+// A batch as the loader hands it over: two buffers in turn, each overwritten as soon as the call
+// after next is made.
 static const uint16_t *next_batch(Trainer *t) {
     uint16_t *batch = t->batches[t->batch % 2];
     for (int i = 0; i < B * WINDOW; i++)
-        batch[i] = (uint16_t)(philox(7, STREAM_SAMPLE, (uint64_t)(t->batch * B * WINDOW + i)).v[0] % VOCABULARY);
+        batch[i] = (uint16_t)(philox(7, STREAM_SAMPLE, (uint64_t)(t->batch * B * WINDOW + i)).v[0] %
+                              VOCABULARY);
     t->batch++;
     return batch;
 }
 
-// One step, as train_gpt2.cu makes it. The mark is set anew before each micro-step: the host may wait for earlier ones.
+// One step, as train_gpt2.cu makes it. The mark is set anew before each micro-step: the host may
+// wait for earlier ones.
 static void train_step(Trainer *t, Manner manner) {
     for (int64_t first = 0; first < STEP_WINDOWS; first += B) {
         const int64_t count = STEP_WINDOWS - first < B ? STEP_WINDOWS - first : B;
@@ -124,7 +142,8 @@ static void train_step(Trainer *t, Manner manner) {
     }
     optimizer_norm(t->optimizer);
     optimizer_step(t->optimizer, 1e-2, t->tokens, false);
-    copy_d2h(t->records[t->step % 2], model_control(t->model).data, sizeof(StepControl), STREAM_COMPUTE);
+    copy_d2h(t->records[t->step % 2], model_control(t->model).data, sizeof(StepControl),
+             STREAM_COMPUTE);
     device_event_record(t->done[t->step % 2], STREAM_COMPUTE);
     t->step++;
 }
@@ -152,7 +171,8 @@ static State state_of(const Trainer *t) {
         const UpdateTensor *u = &model_tensors(t->model)[i];
         model_get_weight(t->model, i, 0, p->rows, s.values + s.count, NULL);
         model_read_bytes(t->model, u->m, 0, (int64_t)tensor_bytes(u->m), s.values + s.count + n);
-        model_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v), s.values + s.count + 2 * n);
+        model_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v),
+                         s.values + s.count + 2 * n);
         s.count += 3 * n;
     }
     return s;
@@ -172,8 +192,10 @@ static State trained(Setup setup, int steps, Manner manner) {
     return s;
 }
 
-static const Setup bf16 = {DTYPE_BF16, "0", 1.0f, 0, false}, fp32 = {DTYPE_FP32, "0", 1.0f, 0, false};
-// What -r and --grad-dtype add to a recording: ops that run again, and gradients that are rounded by random bits.
+static const Setup bf16 = {DTYPE_BF16, "0", 1.0f, 0, false},
+                   fp32 = {DTYPE_FP32, "0", 1.0f, 0, false};
+// What -r and --grad-dtype add to a recording: ops that run again, and gradients that are rounded
+// by random bits.
 static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 
 static int leave_the_mark(void **state) {
@@ -183,11 +205,15 @@ static int leave_the_mark(void **state) {
     return tmp_teardown(state);
 }
 
-// ----------------------------------------------------------------------------------------------------------- the tests
+// -------------------------------------------------------------------------------------------------
+// the tests
 
 TEST(a_step_makes_no_synchronising_call) {
-    const Setup setups[] = {
-        bf16, fp32, {DTYPE_FP16, "1", 65536.0f, 2000, false}, {DTYPE_BF16, "3", 1.0f, 0, false}, rounded};
+    const Setup setups[] = {bf16,
+                            fp32,
+                            {DTYPE_FP16, "1", 65536.0f, 2000, false},
+                            {DTYPE_BF16, "3", 1.0f, 0, false},
+                            rounded};
 #ifdef __SANITIZE_THREAD__ // slow, and streams do the same in all
     const size_t count = 1;
 #else
@@ -196,7 +222,8 @@ TEST(a_step_makes_no_synchronising_call) {
     for (size_t i = 0; i < count; i++) {
         sim_set_lazy_streams(true);
         Trainer t = trainer_make(setups[i]);
-        train_step(&t, AS_IT_IS); // plans are made; the kernels are measured: waits are allowed here
+        train_step(&t,
+                   AS_IT_IS); // plans are made; the kernels are measured: waits are allowed here
         const int before = sim_step_violations();
         t.marked = true;
         for (int step = 1; step < 4; step++) { // the second step is recorded, the others replay it
@@ -239,10 +266,12 @@ TEST(a_model_begins_with_its_initial_values_rounded_to_any_dtype) {
 TEST(recorded_steps_give_the_bits_of_those_run_op_by_op) {
     const Setup setups[] = {fp32, bf16, {DTYPE_FP16, "0", 1024.0f, 0, false}, rounded};
     for (int i = 0; i < 4; i++) {
-        State recorded = trained(setups[i], 4, AS_IT_IS), eager = trained(setups[i], 4, WITHOUT_GRAPHS);
+        State recorded = trained(setups[i], 4, AS_IT_IS),
+              eager = trained(setups[i], 4, WITHOUT_GRAPHS);
         assert_same_bits(recorded, eager);
         assert_int_equal(recorded.control.micro_steps, setups[i].gradients_in_dtype ? 12 : 0);
-        sim_set_lazy_streams(true); // an event that is missing between the streams shows in the bits
+        // an event that is missing between the streams shows in the bits
+        sim_set_lazy_streams(true);
         State late = trained(setups[i], 4, AS_IT_IS);
         sim_set_lazy_streams(false);
         assert_same_bits(recorded, late);
@@ -259,7 +288,8 @@ TEST(a_micro_step_recorded_in_parts_has_the_same_bits) {
     free(whole.values), free(parts.values);
 }
 
-// The mean is over more tokens from the fourth step on: what was recorded divides by another number.
+// The mean is over more tokens from the fourth step on: what was recorded divides by another
+// number.
 TEST(a_step_of_other_tokens_is_recorded_anew) {
     State states[2];
     for (int manner = AS_IT_IS; manner <= WITHOUT_GRAPHS; manner++) {
@@ -275,7 +305,8 @@ TEST(a_step_of_other_tokens_is_recorded_anew) {
     free(states[0].values), free(states[1].values);
 }
 
-// Whole steps with their updates, and without GELU in the epilogue of a matmul, which is not repeated.
+// Whole steps with their updates, and without GELU in the epilogue of a matmul, which is not
+// repeated.
 TEST(recomputation_changes_no_bit) {
     const char *const sets[] = {"1", "2", "3", "3/2", "fc+attentionx1,layernorm+qkv+attproj"};
     Error err;
@@ -298,18 +329,20 @@ TEST(kernels_are_launched_early_where_they_may_be) {
     for (int off = 0; off <= 1; off++) {
         Error err;
         device_shutdown();
-        assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE, .no_early_launch = off}, &err));
+        assert_true(device_init(
+            &(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE, .no_early_launch = off}, &err));
         const uint64_t before = sim_early_launches();
         states[off] = trained(bf16, 3, AS_IT_IS);
-        assert_int_equal(sim_early_launches() > before, !off && cuda_backend.compute_capability >= 90);
+        assert_int_equal(sim_early_launches() > before,
+                         !off && cuda_backend.compute_capability >= 90);
     }
     setenv("PRETRAIN_CACHE", "off", 1);
     assert_same_bits(states[0], states[1]);
     free(states[0].values), free(states[1].values);
 }
 
-// 2^24 overflows in the first backward pass, is halved until it does not, and grows after each 3 good steps: the scale
-// moves all the time, and so does the number of skipped steps.
+// 2^24 overflows in the first backward pass, is halved until it does not, and grows after each 3
+// good steps: the scale moves all the time, and so does the number of skipped steps.
 static const Setup overflowing = {DTYPE_FP16, "0", 0x1p24f, 3, false};
 
 TEST(an_overflow_is_skipped_and_the_run_goes_on) {
@@ -320,7 +353,8 @@ TEST(an_overflow_is_skipped_and_the_run_goes_on) {
     assert_true(first.control.loss_scale == 0x1p23f && first.control.loss < 10.0f);
     for (int step = 1; step < 20; step++) train_step(&t, AS_IT_IS);
     State last = state_of(&t);
-    assert_true(last.control.skipped >= 2 && last.control.skipped <= 15 && isfinite(last.control.loss));
+    assert_true(last.control.skipped >= 2 && last.control.skipped <= 15 &&
+                isfinite(last.control.loss));
     for (size_t i = 0; i < last.count; i++) assert_true(isfinite(last.values[i]));
     trainer_destroy(&t);
     free(first.values), free(last.values);
@@ -359,11 +393,12 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     free(whole.values), free(resumed.values);
 }
 
-// ---------------------------------------------------------------------------------------------------------- generation
+// -------------------------------------------------------------------------------------------------
+// generation
 
-// Three stacks of one shape each (8 matrices of q, k, v and the projection, 2 and 2 of the MLP): a launch gathers a
-// stack, five iterations have three products, a launch scatters it; first of all two launches for the sums of squares.
-// The last recording of a second step.
+// Three stacks of one shape each (8 matrices of q, k, v and the projection, 2 and 2 of the MLP): a
+// launch gathers a stack, five iterations have three products, a launch scatters it; first of all
+// two launches for the sums of squares. The last recording of a second step.
 TEST(muons_products_are_recorded) {
     with_muon = true;
     Trainer t = trainer_make(fp32);
@@ -387,7 +422,8 @@ static Sample decoded(Trainer *t, int sequences, Manner manner) {
     t->model->decoder.recorded = 0;
     model_decode_start(t->model, tokens, PROMPT, sequences, sample.logits[PROMPT - 1]);
     for (int n = PROMPT; n < T; n++) {
-        if (manner == WITHOUT_GRAPHS) t->model->decoder.recorded = 0; // as if other sequences had grown before
+        if (manner == WITHOUT_GRAPHS)
+            t->model->decoder.recorded = 0; // as if other sequences had grown before
         model_decode_step(t->model, tokens + n % PROMPT, sample.logits[n]);
     }
     return sample;
@@ -397,8 +433,10 @@ TEST(recorded_tokens_give_the_bits_of_those_run_op_by_op) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16, DTYPE_FP16};
     for (int i = 0; i < 3; i++) {
         Trainer t = trainer_make((Setup){dtypes[i], "0", 1.0f, 0, false});
-        const Sample eager = decoded(&t, SEQUENCES, WITHOUT_GRAPHS), recorded = decoded(&t, SEQUENCES, AS_IT_IS);
-        assert_true(cuda_graph_nodes(t.model->decoder.graph) > 15); // 2 blocks of 8 launches or more, and the head
+        const Sample eager = decoded(&t, SEQUENCES, WITHOUT_GRAPHS),
+                     recorded = decoded(&t, SEQUENCES, AS_IT_IS);
+        assert_true(cuda_graph_nodes(t.model->decoder.graph) >
+                    15); // 2 blocks of 8 launches or more, and the head
         assert_memory_equal(&eager, &recorded, sizeof eager);
         sim_set_lazy_streams(true); // a copy that nobody waits for shows in the bits
         const Sample late = decoded(&t, SEQUENCES, AS_IT_IS);

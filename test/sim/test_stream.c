@@ -1,6 +1,6 @@
-// device.h of the CUDA backend, on the simulator: memory, copies, events, the three states of a graph, and what must
-// stop the program while a graph is recorded. Streams run lazily, as late as the API allows, so that a wait that is
-// missing shows.
+// device.h of the CUDA backend, on the simulator: memory, copies, events, the three states of a
+// graph, and what must stop the program while a graph is recorded. Streams run lazily, as late as
+// the API allows, so that a wait that is missing shows.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/backend.h"
 #include "llmc/device.h"
@@ -12,7 +12,8 @@
 enum { COUNT = 1000 };
 enum { BYTES = COUNT * (int)sizeof(int) };
 
-// Three buffers on the device and one on the host, and the work that the graph tests record: there -> between -> here.
+// Three buffers on the device and one on the host, and the work that the graph tests record: there
+// -> between -> here.
 static struct { int *host, *there, *between, *here; } buffers;
 
 static int set_up(void **state) {
@@ -53,9 +54,12 @@ static void assert_arrived(int value) {
 }
 
 // A launch reports what is pending: an error that was an answer must not be.
-static void launch(void) { tensor_fill(tensor_make(buffers.between, DTYPE_FP32, "between", COUNT, 0, 0, 0), 1.0f); }
+static void launch(void) {
+    tensor_fill(tensor_make(buffers.between, DTYPE_FP32, "between", COUNT, 0, 0, 0), 1.0f);
+}
 
-// ---------------------------------------------------------------------------------------------------- life and memory
+// -------------------------------------------------------------------------------------------------
+// life and memory
 
 TEST(the_facts_name_the_gpu) {
     const DeviceFacts *f = device_facts();
@@ -64,7 +68,8 @@ TEST(the_facts_name_the_gpu) {
     assert_non_null(strstr(f->libraries, "CUDA "));
     assert_non_null(strstr(f->libraries, "cuBLASLt "));
     assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
-    assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_FP16] && f->supports[f->default_dtype]);
+    assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_FP16] &&
+                f->supports[f->default_dtype]);
     assert_true(f->peak_flops[f->default_dtype] > 1e12 && f->peak_bandwidth > 1e11);
 }
 
@@ -131,7 +136,8 @@ TEST(the_peak_counts_what_is_held_at_once) {
     device_free(c);
 }
 
-// --------------------------------------------------------------------------------------------------- copies and events
+// -------------------------------------------------------------------------------------------------
+// copies and events
 
 TEST(a_stream_waits_for_the_copy_of_the_other) {
     Error err;
@@ -160,7 +166,8 @@ TEST(an_event_is_done_when_its_work_is) {
     device_event_destroy(start), device_event_destroy(stop);
 }
 
-// -------------------------------------------------------------------------------------------------------------- graphs
+// -------------------------------------------------------------------------------------------------
+// graphs
 
 // One pass, as callers write it. Returns whether it was a replay.
 static bool pass(DeviceGraph *graph) {
@@ -187,7 +194,8 @@ TEST(other_work_starts_over) {
     for (int i = 0; i < 3; i++) pass(graph);
     for (int round = 0; round < 2; round++) { // from a recording, and from a pass that only ran
         send(7, STREAM_COMPUTE);
-        device_graph_begin(graph), work(), device_graph_end(graph); // not asked for a replay: run, not recorded
+        device_graph_begin(graph), work(),
+            device_graph_end(graph); // not asked for a replay: run, not recorded
         assert_int_equal(cuda_graph_nodes(graph), 0);
         assert_arrived(7);
     }
@@ -221,7 +229,8 @@ TEST(capturing_is_told_to_the_ops) {
     device_graph_destroy(graph);
 }
 
-// ------------------------------------------------------------------------------------- what stops the program, and how
+// ------------------------------------------------------------------------------------- what stops
+// the program, and how
 
 static int run(void *broken) {
     (*(void (**)(void))broken)();
@@ -293,7 +302,8 @@ TEST(errors_while_recording_name_the_call) {
     assert_stops(free_what_is_not_ours, "", "device_alloc did not return");
 }
 
-// -------------------------------------------------------------------------------------------------- speed and sensors
+// -------------------------------------------------------------------------------------------------
+// speed and sensors
 
 TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};

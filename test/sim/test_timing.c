@@ -1,5 +1,5 @@
-// cuda_choose on a clock that stands still but for the choices that are measured: which one it takes, how often it
-// runs each, and what it leaves out.
+// cuda_choose on a clock that stands still but for the choices that are measured: which one it
+// takes, how often it runs each, and what it leaves out.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/tuning.h"
 #include "llmc/ops.h"
@@ -12,7 +12,8 @@ TestFixture test_all = {start_device, stop_device};
 
 enum { MOST = 4 };
 
-// Choices that take these times: in the first run, which loads kernels; in every third of the others; in the rest.
+// Choices that take these times: in the first run, which loads kernels; in every third of the
+// others; in the rest.
 typedef struct {
     double first[MOST], third[MOST], usual[MOST];
     int fails; // number of the choice that does not run; 0: none
@@ -52,7 +53,8 @@ static void expect_runs(const Choices *c, int a, int b, int d) {
     for (int i = 0; i < 3; i++) assert_int_equal(c->runs[i], expected[i]);
 }
 
-// Besides the rounds each runs once, and a second time where nothing shows yet that the first was not slow.
+// Besides the rounds each runs once, and a second time where nothing shows yet that the first was
+// not slow.
 TEST(the_fastest_is_taken_wherever_it_stands) {
     for (int i = 0; i < 3; i++) {
         Choices c = steady(1.0 - 0.1 * (i == 0), 1.0 - 0.1 * (i == 1), 1.0 - 0.1 * (i == 2));
@@ -61,8 +63,8 @@ TEST(the_fastest_is_taken_wherever_it_stands) {
     }
 }
 
-// A change of less than 0.5 % is not worth it: the same choice in every run is. Nor is one of less than 2 % of short
-// times, which vary more.
+// A change of less than 0.5 % is not worth it: the same choice in every run is. Nor is one of less
+// than 2 % of short times, which vary more.
 TEST(the_first_is_kept_where_others_gain_nothing) {
     Choices c = steady(1.0, 0.998, 0.996), worth = steady(1.0, 0.994, 0.99);
     assert_int_equal(fastest(&c, 3), 0);
@@ -128,7 +130,8 @@ TEST(what_does_not_run_is_not_taken) {
 
 // The winner alone is checked, and only what remains is timed again.
 TEST(what_is_wrong_is_not_taken_though_it_is_the_fastest) {
-    Choices c = steady(1.0, 0.5, 0.6), loses = steady(1.0, 1.2, 0.9), untimed = steady(1.0, 1.0, 1.0);
+    Choices c = steady(1.0, 0.5, 0.6), loses = steady(1.0, 1.2, 0.9),
+            untimed = steady(1.0, 1.0, 1.0);
     c.wrong = loses.wrong = 1;
     assert_int_equal(fastest(&c, 3), 2);
     assert_int_equal(c.checks, 2);
@@ -141,7 +144,8 @@ TEST(what_is_wrong_is_not_taken_though_it_is_the_fastest) {
     assert_int_equal(fastest(&loses, 3), 0);
 }
 
-// The host needs ten times as long to enqueue a way as it takes, but the stream is busy by then: 3 % less are 3 % less.
+// The host needs ten times as long to enqueue a way as it takes, but the stream is busy by then: 3
+// % less are 3 % less.
 TEST(the_time_of_a_launch_does_not_count) {
     Error err;
     char *workspace = device_alloc(1 << 20, &err);

@@ -1,13 +1,15 @@
-// The tables of the optimizer's kernels (llmc/cuda/optimizer_norm.cu) under the simulator's mark: after its first use a
-// step over several lists of tensors and ranges of them neither waits nor allocates; the tables end with their list;
-// and a range is one launch for each rule and format of states in it.
+// The tables of the optimizer's kernels (llmc/cuda/optimizer_norm.cu) under the simulator's mark:
+// after its first use a step over several lists of tensors and ranges of them neither waits nor
+// allocates; the tables end with their list; and a range is one launch for each rule and format of
+// states in it.
 #include "dev/sim/sim_control.h"
 #include "llmc/base/arithmetic.h"
 #include "llmc/cuda/backend.h"
 #include "test/test.h"
 #include "test/unit/device_fixture.h"
 
-// One parameter of every kind that a step can hold. N: not a multiple of anything, and more than one part.
+// One parameter of every kind that a step can hold. N: not a multiple of anything, and more than
+// one part.
 enum { ROWS = 53, COLS = 100, N = ROWS * COLS, NUM_TENSORS = 8, SLICE = 2048, NUM_SLICES = 3 };
 // Adafactor's sums, and the partial sums of the norm.
 enum { WORKSPACE = 1 << 20, ARENA = 4 << 20 };
@@ -18,7 +20,8 @@ static struct {
     float *host; // pinned
     Tensor control, sumsq;
     UpdateTensor tensors[NUM_TENSORS], slices[NUM_SLICES];
-    UpdateList whole, direction, sliced; // all tensors; Muon's alone, as it takes the norm of its matrices; slices
+    UpdateList whole, direction,
+        sliced; // all tensors; Muon's alone, as it takes the norm of its matrices; slices
 } step;
 
 static const UpdateParams params = {
@@ -38,9 +41,11 @@ static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, in
 static UpdateTensor parameter(UpdateRule rule, DType states) {
     UpdateTensor t = {.rule = rule, .rate = 1.0f, .weight_decay = 0.1f};
     const int64_t blocks = ceil_div(N, STATE_BLOCK);
-    t.weight = made(DTYPE_BF16, "weight", ROWS, COLS, 0x3C), t.grad = made(DTYPE_FP32, "grad", ROWS, COLS, 0x3D);
+    t.weight = made(DTYPE_BF16, "weight", ROWS, COLS, 0x3C),
+    t.grad = made(DTYPE_FP32, "grad", ROWS, COLS, 0x3D);
     if (rule == RULE_ADAFACTOR) {
-        t.row = made(DTYPE_FP32, "row", ROWS, 0, 0x3D), t.col = made(DTYPE_FP32, "col", COLS, 0, 0x3D);
+        t.row = made(DTYPE_FP32, "row", ROWS, 0, 0x3D),
+        t.col = made(DTYPE_FP32, "col", COLS, 0, 0x3D);
         t.rms = made(DTYPE_FP32, "rms", 1, 0, 0);
         return t;
     }
@@ -69,8 +74,9 @@ static int set_up(void **state) {
     static const struct {
         UpdateRule rule;
         DType states;
-    } kinds[NUM_TENSORS] = {{RULE_ADAMW, DTYPE_FP32},     {RULE_ADAMW, DTYPE_U8},      {RULE_DIRECTION, DTYPE_FP32},
-                            {RULE_ADAFACTOR, DTYPE_FP32}, {RULE_ADAMW, DTYPE_FP32},    {RULE_LION, DTYPE_FP32},
+    } kinds[NUM_TENSORS] = {{RULE_ADAMW, DTYPE_FP32},     {RULE_ADAMW, DTYPE_U8},
+                            {RULE_DIRECTION, DTYPE_FP32}, {RULE_ADAFACTOR, DTYPE_FP32},
+                            {RULE_ADAMW, DTYPE_FP32},     {RULE_LION, DTYPE_FP32},
                             {RULE_SGD, DTYPE_BF16},       {RULE_ADAFACTOR, DTYPE_FP32}};
     Error err;
     if (start_device(state) != 0) return -1;
@@ -89,13 +95,15 @@ static int set_up(void **state) {
         step.tensors[i].stream = i;
     }
     make_slices();
-    step.whole = update_list(step.tensors, NUM_TENSORS), step.direction = update_list(&step.tensors[2], 1);
+    step.whole = update_list(step.tensors, NUM_TENSORS),
+    step.direction = update_list(&step.tensors[2], 1);
     step.sliced = update_list(step.slices, NUM_SLICES);
     return 0;
 }
 
 static void free_lists(void) {
-    update_list_free(&step.whole), update_list_free(&step.direction), update_list_free(&step.sliced);
+    update_list_free(&step.whole), update_list_free(&step.direction),
+        update_list_free(&step.sliced);
 }
 
 static int tear_down(void **state) {
@@ -109,8 +117,8 @@ static int tear_down(void **state) {
 }
 TestFixture test_each = {set_up, tear_down};
 
-// The end of a step as trainers make it: norms of all tensors and of Muon's alone, the statistics, the update in
-// ranges; then the slices of another list, one range after the other.
+// The end of a step as trainers make it: norms of all tensors and of Muon's alone, the statistics,
+// the update in ranges; then the slices of another list, one range after the other.
 static void whole_step(void) {
     gradient_sumsq(step.sumsq, &step.whole);
     gradient_sumsq(tensor_slice_first(step.sumsq, 1), &step.direction);
@@ -121,7 +129,8 @@ static void whole_step(void) {
     for (int i = 0; i < NUM_SLICES; i++) optimizer_update(&step.sliced, i, 1, params, step.control);
 }
 
-// ----------------------------------------------------------------------------------------------------------- the tests
+// -------------------------------------------------------------------------------------------------
+// the tests
 
 TEST(a_step_over_several_lists_neither_waits_nor_allocates) {
     sim_set_lazy_streams(true);
@@ -136,7 +145,8 @@ TEST(a_step_over_several_lists_neither_waits_nor_allocates) {
     device_sync(); // what was handed over runs without an error
 }
 
-// The check above can fail: a table that is made inside a step is seen, by its copies and by its wait.
+// The check above can fail: a table that is made inside a step is seen, by its copies and by its
+// wait.
 TEST(a_new_list_is_seen_in_a_step) {
     whole_step();
     const int before = sim_step_violations();
@@ -157,7 +167,8 @@ TEST(the_tables_are_freed_with_their_lists) {
     whole_step(); // and come back
 }
 
-// ------------------------------------------------------------------------------------------------------------ launches
+// -------------------------------------------------------------------------------------------------
+// launches
 
 // How many launches the update of a range is: recorded, as the second pass of a graph.
 static int launches(int first, int count) {

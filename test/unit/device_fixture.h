@@ -1,5 +1,5 @@
-// A device for the tests of a group, as cmocka's group setup and teardown. Included once; with one thread where there
-// is too little work for two, which would only wait for each other.
+// A device for the tests of a group, as cmocka's group setup and teardown. Included once; with one
+// thread where there is too little work for two, which would only wait for each other.
 #pragma once
 #include "llmc/device.h"
 #include "test/test.h"

@@ -1,4 +1,5 @@
-// Deterministic damage to files, for the tests of readers: bytes flipped, overwritten, inserted, removed, cut off.
+// Deterministic damage to files, for the tests of readers: bytes flipped, overwritten, inserted,
+// removed, cut off.
 #pragma once
 #include "llmc/base/random.h"
 #include "test/fixture.h"
@@ -6,11 +7,13 @@
 
 enum { MUTATE_MAX_GROWTH = FILE_ROOM }; // bytes a round may add
 
-// Damages the n bytes at data (which has room for MUTATE_MAX_GROWTH more) and returns how many there are then. Round r
-// does the same damage every time. Most of it falls into the first `header` bytes, where the structure of a file is.
+// Damages the n bytes at data (which has room for MUTATE_MAX_GROWTH more) and returns how many
+// there are then. Round r does the same damage every time. Most of it falls into the first `header`
+// bytes, where the structure of a file is.
 static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64_t round) {
-    static const char *const tokens[] = {"null", "-1", "{", "[", "\"", "9007199254740993",    "1e308", "0.5",
-                                         "true", "}",  "]", ",", ":",  "18446744073709551615"};
+    static const char *const tokens[] = {
+        "null", "-1", "{", "[", "\"", "9007199254740993",    "1e308", "0.5",
+        "true", "}",  "]", ",", ":",  "18446744073709551615"};
     enum { NUM_TOKENS = sizeof tokens / sizeof tokens[0] };
     Philox count = philox(20240520, 1, round);
     for (uint32_t i = 0; i <= count.v[0] % 3 && n > 0; i++) {
@@ -36,14 +39,16 @@ static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64
             for (size_t k = 0; k < length; k++) data[at + k] = (unsigned char)token[k];
             break;
         case 5: // a token written over what is there
-            for (size_t k = 0; k < length && at + k < n; k++) data[at + k] = (unsigned char)token[k];
+            for (size_t k = 0; k < length && at + k < n; k++)
+                data[at + k] = (unsigned char)token[k];
             break;
         case 6: // eight bytes of a header replaced by an extreme number
             memset(data + at, r.v[2] % 2 ? 0xff : 0, n - at < 8 ? n - at : 8);
             break;
         default: // digits changed
             for (size_t k = at; k < n && k < at + 16; k++)
-                if (data[k] >= '0' && data[k] <= '9') data[k] = (unsigned char)('0' + (r.v[2] + k) % 10);
+                if (data[k] >= '0' && data[k] <= '9')
+                    data[k] = (unsigned char)('0' + (r.v[2] + k) % 10);
         }
     }
     return n;

@@ -16,7 +16,8 @@ static inline const GpuSpec *gpu_named(const char *name) {
 }
 
 static inline void assert_near(const char *what, double got, double expected, double tolerance) {
-    if (!(fabs(got / expected - 1) <= tolerance)) fail_msg("%s: %.9g, expected %.9g", what, got, expected);
+    if (!(fabs(got / expected - 1) <= tolerance))
+        fail_msg("%s: %.9g, expected %.9g", what, got, expected);
 }
 
 // A model that trains in bf16 with AdamW.

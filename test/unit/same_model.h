@@ -10,7 +10,8 @@ static inline void assert_same_bytes(Model *a, Tensor x, Model *b, Tensor y, con
     model_read_bytes(a, x, 0, (int64_t)bytes, left);
     model_read_bytes(b, y, 0, (int64_t)bytes, right);
     if (memcmp(left, right, bytes) != 0)
-        fail_msg("%s of %s differs with --optimizer %s", what, x.name, optimizer_name(model_options(a)->optimizer));
+        fail_msg("%s of %s differs with --optimizer %s", what, x.name,
+                 optimizer_name(model_options(a)->optimizer));
     free(left);
     free(right);
 }
@@ -23,7 +24,8 @@ static inline void assert_same_model(Model *a, Model *b) {
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             const Tensor s = *state_slot_tensor(&x, (StateSlot)slot);
             if (s.data && slot != SLOT_RMS)
-                assert_same_bytes(a, s, b, *state_slot_tensor(&y, (StateSlot)slot), state_slot_name((StateSlot)slot));
+                assert_same_bytes(a, s, b, *state_slot_tensor(&y, (StateSlot)slot),
+                                  state_slot_name((StateSlot)slot));
         }
     }
 }

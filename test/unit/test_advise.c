@@ -1,4 +1,5 @@
-// --plan sizes: tiles and waves by hand, the shapes of the prediction's matmuls, and what is advised.
+// --plan sizes: tiles and waves by hand, the shapes of the prediction's matmuls, and what is
+// advised.
 #include "llmc/base/format.h"
 #include "llmc/plan/advise.h"
 #include "llmc/plan/tiling.h"
@@ -9,9 +10,11 @@
 TestFixture test_all = {start_device, stop_device};
 static Error err;
 
-// ----------------------------------------------------------------------------------------------------- tiles and waves
+// -------------------------------------------------------------------------------------------------
+// tiles and waves
 
-// The tile with the least time wins: waves x size of a tile / its rate. An A100 has 108 multiprocessors, an H100 132.
+// The tile with the least time wins: waves x size of a tile / its rate. An A100 has 108
+// multiprocessors, an H100 132.
 static const struct {
     const char *gpu;
     MatmulShape shape;
@@ -20,25 +23,33 @@ static const struct {
     double share;
 } by_hand[] = {
     // 1. qkv of 124M, 65536 rows, forward: 256 x 18 = 4608 tiles.
-    //    4608 = 42 x 108 + 72: 43 waves, 4608 / 4644.              4608 = 34 x 132 + 120: 35 waves, 4608 / 4620.
+    //    4608 = 42 x 108 + 72: 43 waves, 4608 / 4644.              4608 = 34 x 132 + 120: 35 waves,
+    //    4608 / 4620.
     {"A100 80GB", {65536, 2304, 768, false}, 256, 128, 1, 4608, 43, 72, 4608.0 / 4644},
     {"H100 SXM", {65536, 2304, 768, false}, 256, 128, 1, 4608, 35, 120, 4608.0 / 4620},
-    // 2. attproj of 124M, forward: 256 x 6 = 1536 tiles. 128 x 128 has 3072, which fill 29 waves of 108 to 98%, and 24
+    // 2. attproj of 124M, forward: 256 x 6 = 1536 tiles. 128 x 128 has 3072, which fill 29 waves of
+    // 108 to 98%, and 24
     // of
     //    132 to 97%, but at 0.95 of the rate that is less.
-    //    1536 = 14 x 108 + 24: 15 waves, 1536 / 1620.              1536 = 11 x 132 + 84: 12 waves, 1536 / 1584.
+    //    1536 = 14 x 108 + 24: 15 waves, 1536 / 1620.              1536 = 11 x 132 + 84: 12 waves,
+    //    1536 / 1584.
     {"A100 80GB", {65536, 768, 768, false}, 256, 128, 1, 1536, 15, 24, 1536.0 / 1620},
     {"H100 SXM", {65536, 768, 768, false}, 256, 128, 1, 1536, 12, 84, 1536.0 / 1584},
     // 3. its weight gradient: 3 x 6 = 18 tiles, K = 65536 in parts.
-    //    6 parts are 108 tiles, one full wave.                     7 parts are 126 of 132; 8 would be 144, two waves.
+    //    6 parts are 108 tiles, one full wave.                     7 parts are 126 of 132; 8 would
+    //    be 144, two waves.
     {"A100 80GB", {768, 768, 65536, true}, 256, 128, 6, 18, 1, 108, 1},
     {"H100 SXM", {768, 768, 65536, true}, 256, 128, 7, 18, 1, 126, 126.0 / 132},
-    // 4. attproj for 1024 rows: K = 768 is too short for parts of 512. One wave whatever the tile, so the smallest that
-    //    stays below it: 8 x 12 = 96 of 128 x 64 at 0.8 (256 x 128: 24, 128 x 128: 48; 64 x 64: 192, two waves at 0.6).
+    // 4. attproj for 1024 rows: K = 768 is too short for parts of 512. One wave whatever the tile,
+    // so the smallest that
+    //    stays below it: 8 x 12 = 96 of 128 x 64 at 0.8 (256 x 128: 24, 128 x 128: 48; 64 x 64:
+    //    192, two waves at 0.6).
     {"A100 80GB", {1024, 768, 768, false}, 128, 64, 1, 96, 1, 96, 0.8 * 96 / 108},
     {"H100 SXM", {1024, 768, 768, false}, 128, 64, 1, 96, 1, 96, 0.8 * 96 / 132},
-    // 5. C = 1600 for 4096 rows: 12.5 tiles of 128 columns are 13, so 16 x 13 = 208 tiles, 1600 / 1664 of them filled.
-    //    208 = 108 + 100: 2 waves, 208 / 216.                      3 parts: 624 = 4 x 132 + 96: 5 waves, 624 / 660;
+    // 5. C = 1600 for 4096 rows: 12.5 tiles of 128 columns are 13, so 16 x 13 = 208 tiles, 1600 /
+    // 1664 of them filled.
+    //    208 = 108 + 100: 2 waves, 208 / 216.                      3 parts: 624 = 4 x 132 + 96: 5
+    //    waves, 624 / 660;
     //                                                              without: 208 of 2 x 132, 79%.
     {"A100 80GB", {4096, 1600, 1600, false}, 256, 128, 1, 208, 2, 100, 1600.0 / 1664 * 208 / 216},
     {"H100 SXM", {4096, 1600, 1600, false}, 256, 128, 3, 208, 5, 96, 1600.0 / 1664 * 624 / 660},
@@ -48,10 +59,11 @@ TEST(tiles_and_waves_of_five_shapes_are_those_counted_by_hand) {
     for (size_t i = 0; i < sizeof by_hand / sizeof *by_hand; i++) {
         const GpuSpec *gpu = gpu_named(by_hand[i].gpu);
         const Tiling t = tiling_best(gpu, DTYPE_BF16, &by_hand[i].shape);
-        if (t.rows != by_hand[i].rows || t.cols != by_hand[i].cols || t.splits != by_hand[i].splits ||
-            t.tiles != by_hand[i].tiles || t.waves != by_hand[i].waves)
-            fail_msg("row %zu: %lld tiles of %dx%d in %d parts, %lld waves", i, (long long)t.tiles, t.rows, t.cols,
-                     t.splits, (long long)t.waves);
+        if (t.rows != by_hand[i].rows || t.cols != by_hand[i].cols ||
+            t.splits != by_hand[i].splits || t.tiles != by_hand[i].tiles ||
+            t.waves != by_hand[i].waves)
+            fail_msg("row %zu: %lld tiles of %dx%d in %d parts, %lld waves", i, (long long)t.tiles,
+                     t.rows, t.cols, t.splits, (long long)t.waves);
         assert_near("the last wave", t.last_wave, (double)by_hand[i].last / gpu->num_sms, 1e-12);
         assert_near("the share", t.share, by_hand[i].share, 1e-12);
         assert_true(t.load_share == 1);
@@ -65,18 +77,26 @@ TEST(alignment_is_that_of_contiguous_rows) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         assert_int_equal(tiling_alignment(sizes[i]), alignments[i]);
     const GpuSpec *gpu = gpu_named("A100 80GB");
-    const double odd_tokens = tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
-                 odd_sum = tiling_best(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
+    const double odd_tokens =
+                     tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
+                 odd_sum =
+                     tiling_best(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
     assert_true(odd_tokens == 1 && odd_sum == 1);
     double before = 0;
-    for (int64_t K = 64 + 1; K <= 128; K = K < 66 ? 66 : K < 68 ? 68 : K < 72 ? 72 : K < 80 ? 80 : K + 48) {
-        const double share = tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4096, 768, K, false}).load_share;
+    for (int64_t K = 64 + 1; K <= 128; K = K < 66   ? 66
+                                           : K < 68 ? 68
+                                           : K < 72 ? 72
+                                           : K < 80 ? 80
+                                                    : K + 48) {
+        const double share =
+            tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4096, 768, K, false}).load_share;
         assert_true(share > before); // the more, the better
         before = share;
     }
     assert_true(before == 1);
     // 32 elements of 4 bytes are as long as 64 of 2.
-    assert_true(tiling_best(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share == 1);
+    assert_true(tiling_best(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share ==
+                1);
     assert_true(tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4096, 800, 800, false}).load_share < 1);
 }
 
@@ -94,7 +114,9 @@ TEST(the_shapes_of_a_prediction_have_its_flop) {
             if (m->M == 0) continue;
             const bool head = strcmp(p.ops[i].tensor, "wte") == 0;
             const double tokens = m->sums_tokens ? (double)m->K : (double)m->M, all = 64 * 1024.0;
-            assert_near(p.ops[i].op, 2.0 * (double)m->M * (double)m->N * (double)m->K * p.ops[i].calls * all / tokens,
+            assert_near(p.ops[i].op,
+                        2.0 * (double)m->M * (double)m->N * (double)m->K * p.ops[i].calls * all /
+                            tokens,
                         part->amount, 1e-12);
             assert_true(head || tokens == all);
             matmuls++;
@@ -102,7 +124,8 @@ TEST(the_shapes_of_a_prediction_have_its_flop) {
     assert_int_equal(matmuls, 3 * 4 + 3);
 }
 
-// -------------------------------------------------------------------------------------------------------------- advice
+// -------------------------------------------------------------------------------------------------
+// advice
 
 static char *advice(const ModelOptions *model, const char *gpus, bool d_ff) {
     char *text = NULL;
@@ -160,10 +183,13 @@ TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
 }
 
 TEST(no_advice_where_nothing_nearby_gains_and_limits_where_no_rates_are_assumed) {
-    const ModelOptions model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024); // 16 x 8 tiles a wave of 128
+    // 16 x 8 tiles a wave of 128
+    const ModelOptions model = model_of("L=12,C=1024,NH=8,V=50304", 32, 1024);
     AUTO_FREE char *text = advice(&model, "rtx4090", false);
     assert_says(text, "at most ");
-    assert_says(text, "no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU");
+    assert_says(
+        text,
+        "no C, NH, d_ff, V or B nearby would gain half a per cent: these sizes suit this GPU");
 }
 
 TEST(a_d_ff_of_4_c_that_is_odd_is_replaced_by_a_multiple_of_64) {
@@ -182,9 +208,11 @@ TEST(what_cannot_be_advised_is_one_clear_line) {
     ModelOptions eight = model, only_forward = model;
     eight.fp8 = true, only_forward.train = false;
     PlanRequest request = {.model = model, .recompute = "0", .gpus = "24G"}, other;
-    assert_error(advise_print(out, &request, false, &err), "--gpu 24G: its multiprocessors and peak are not known");
+    assert_error(advise_print(out, &request, false, &err),
+                 "--gpu 24G: its multiprocessors and peak are not known");
     request.gpus = "this";
-    assert_error(advise_print(out, &request, false, &err), "--gpu this: this program computes on the CPU");
+    assert_error(advise_print(out, &request, false, &err),
+                 "--gpu this: this program computes on the CPU");
     request.gpus = "";
     assert_error(advise_print(out, &request, false, &err), "name a GPU, such as --gpu h100");
     other = request;

@@ -39,7 +39,8 @@ TEST(a_file_appears_only_when_it_is_committed_and_an_abandoned_one_leaves_the_ol
 // Pieces around the buffer's 1 MiB, so that every path of the buffer is taken.
 TEST(bytes_and_checksum_are_those_of_the_content) {
     const char *path = tmp_file("file");
-    const size_t pieces[] = {1, 1 << 20, 17, (1 << 20) - 18, 3, (3 << 20) + 5, 0, (1 << 20) - 1, 100};
+    const size_t pieces[] = {1, 1 << 20,       17, (1 << 20) - 18, 3, (3 << 20) + 5,
+                             0, (1 << 20) - 1, 100};
     size_t total = 0;
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) total += pieces[i];
     AUTO_FREE unsigned char *data = malloc(total);
@@ -68,8 +69,10 @@ TEST(a_failed_write_is_remembered_and_cleaned_up) {
     limit_file_size(3 << 20);
     AUTO_FREE char *data = calloc(1, 2 << 20);
     AtomicFile *f = atomic_file_create(path, &err);
-    bool first = atomic_file_write(f, data, 2 << 20, &err), second = atomic_file_write(f, data, 2 << 20, &err);
-    bool third = atomic_file_write(f, "x", 1, NULL), committed = atomic_file_commit(f, NULL, NULL, &err);
+    bool first = atomic_file_write(f, data, 2 << 20, &err),
+         second = atomic_file_write(f, data, 2 << 20, &err);
+    bool third = atomic_file_write(f, "x", 1, NULL),
+         committed = atomic_file_commit(f, NULL, NULL, &err);
     limit_file_size(RLIM_INFINITY);
     assert_true(first && !second && !third && !committed);
     assert_message("file: cannot write: File too large");
@@ -97,19 +100,22 @@ TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
     char out[8];
     assert_true(file_read_at(fd, path, 1, out, 4, &err));
     assert_memory_equal(out, "2345", 4);
-    assert_error(file_read_at(fd, path, 2, out, 4, &err), "ends at byte 5, expected 4 bytes at offset 2");
+    assert_error(file_read_at(fd, path, 2, out, 4, &err),
+                 "ends at byte 5, expected 4 bytes at offset 2");
     close(fd);
     assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
     assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err), "not a plain file"); // and does not wait for a writer
+    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err),
+                 "not a plain file"); // and does not wait for a writer
 }
 
 // A pattern below which something cannot be read is no pattern that matches nothing.
 TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
     char **names;
     int count;
-    for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL}; *name; name++)
+    for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL};
+         *name; name++)
         assert_true(file_write_atomic(tmp_file(*name), "", 0, &err));
     assert_true(files_match(tmp_file("*_1"), &names, &count, &err));
     assert_int_equal(count, 3);
@@ -117,18 +123,21 @@ TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
     assert_string_equal(strrchr(names[1], '/'), "/a_1");
     assert_string_equal(strrchr(names[2], '/'), "/b_1");
     directory_list_free(names, count);
-    assert_true(files_match(tmp_file("a_[1]"), &names, &count, &err)); // a name, not the pattern of a_1
+    // a name, not the pattern of a_1
+    assert_true(files_match(tmp_file("a_[1]"), &names, &count, &err));
     assert_int_equal(count, 1);
     assert_string_equal(strrchr(names[0], '/'), "/a_[1]");
     directory_list_free(names, count);
-    for (const char *const *none = (const char *const[]){"d*", "no/*", "c/*", NULL}; *none; none++) {
+    for (const char *const *none = (const char *const[]){"d*", "no/*", "c/*", NULL}; *none;
+         none++) {
         assert_true(files_match(tmp_file(*none), &names, &count, &err));
         assert_int_equal(count, 0);
     }
     enum { LONG = 1 << 20 }; // directories: glob would need a stack of as many frames
     char *deep = malloc(2 * LONG + 1);
     for (size_t i = 0; i < LONG; i++) memcpy(deep + 2 * i, "*/", 3);
-    assert_error(files_match(deep, &names, &count, &err), "a pattern of 2097152 bytes is longer than any path");
+    assert_error(files_match(deep, &names, &count, &err),
+                 "a pattern of 2097152 bytes is longer than any path");
     free(deep);
     struct rlimit before;
     getrlimit(RLIMIT_NOFILE, &before);
@@ -141,9 +150,11 @@ TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
 }
 
 TEST(what_is_missing_or_in_the_way_is_named) {
-    assert_error(atomic_file_create(tmp_file("no/file"), &err), "no/file: cannot create: No such file");
+    assert_error(atomic_file_create(tmp_file("no/file"), &err),
+                 "no/file: cannot create: No such file");
     assert_true(file_write_atomic(tmp_file("file"), "", 0, &err));
-    assert_error(directory_make(tmp_file("file"), &err), "file: cannot make the directory: Not a directory");
+    assert_error(directory_make(tmp_file("file"), &err),
+                 "file: cannot make the directory: Not a directory");
     assert_error(directory_make(tmp_file("file/below"), &err),
                  "file/below: cannot make the directory: Not a directory");
 }
@@ -177,13 +188,14 @@ TEST(the_part_of_a_path_that_is_the_reason_is_named) {
         {"a/file/f", "a/file/f: cannot open: Not a directory: 'a/file' is a file"},
         {"a/pipe/f", "a/pipe/f: cannot open: Not a directory: 'a/pipe' is a pipe"},
         {"a/file/", "a/file/: cannot open: Not a directory: 'a/file' is a file"},
-        {"a/dangling",
-         "a/dangling: cannot open: No such file or directory: 'a/dangling' is a link to 'gone', which does "
-         "not exist"},
-        {"a/dangling/f",
-         "a/dangling/f: cannot open: No such file or directory: 'a/dangling' is a link to 'gone', which "
-         "does not exist"},
-        {"a/loop/f", "a/loop/f: cannot open: Too many levels of symbolic links: 'a/loop' is a link that leads back to "
+        {"a/dangling", "a/dangling: cannot open: No such file or directory: 'a/dangling' is a link "
+                       "to 'gone', which does "
+                       "not exist"},
+        {"a/dangling/f", "a/dangling/f: cannot open: No such file or directory: 'a/dangling' is a "
+                         "link to 'gone', which "
+                         "does not exist"},
+        {"a/loop/f", "a/loop/f: cannot open: Too many levels of symbolic links: 'a/loop' is a link "
+                     "that leads back to "
                      "itself"},
         {"a/b", "a/b: not a plain file but a directory"},
         {"a/pipe", "a/pipe: not a plain file but a pipe"},
@@ -191,8 +203,8 @@ TEST(the_part_of_a_path_that_is_the_reason_is_named) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_string_equal(why_unread(tmp_file(cases[i][0])), cases[i][1]);
     why_unread(tmp_file(name));
-    assert_message(
-        "File name too long: the name 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn...' has 300 bytes, expected at most 255");
+    assert_message("File name too long: the name 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn...' has 300 "
+                   "bytes, expected at most 255");
     assert_null(file_read_all(deep, 1, NULL, &err));
     assert_message("File name too long: the path has 4998 bytes, expected less than 4096");
     assert_null(file_read_all("/dev/null", 1, NULL, &err));
@@ -210,8 +222,9 @@ TEST(the_directory_that_may_not_be_entered_or_written_is_named) {
     chmod(tmp_file("closed"), 0500);
     assert_error(atomic_file_create(tmp_file("closed/f"), &err), "/closed' may not be written");
     chmod(tmp_file("closed"), 0);
-    assert_string_equal(why_unread(tmp_file("closed/below/f")),
-                        "closed/below/f: cannot open: Permission denied: 'closed' may not be entered");
+    assert_string_equal(
+        why_unread(tmp_file("closed/below/f")),
+        "closed/below/f: cannot open: Permission denied: 'closed' may not be entered");
     chmod(tmp_file("closed"), 0700);
 }
 
@@ -219,8 +232,10 @@ TEST(a_directory_that_cannot_be_made_is_reported_with_the_first_reason) {
     write_bytes(tmp_file("file"), "", 0);
     assert_int_equal(symlink("gone", tmp_file("dangling")), 0);
     assert_error(directory_make(tmp_file("file/b/c"), &err), "/file' is a file");
-    assert_error(directory_make(tmp_file("dangling/b"), &err), "/dangling' is a link to 'gone', which does not exist");
-    assert_error(directory_make("/proc/none/b", &err), "/proc/none/b: cannot make the directory: No such file");
+    assert_error(directory_make(tmp_file("dangling/b"), &err),
+                 "/dangling' is a link to 'gone', which does not exist");
+    assert_error(directory_make("/proc/none/b", &err),
+                 "/proc/none/b: cannot make the directory: No such file");
 }
 
 TEST(directories_are_made_with_their_parents_and_the_proof_that_one_is_writable_leaves_nothing) {

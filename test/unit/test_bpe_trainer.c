@@ -1,6 +1,6 @@
-// Training a vocabulary: the merges against the plainest form of the algorithm, which counts all pairs anew for each;
-// the counts of words against the pattern itself, whatever the number of threads. test/e2e/test_train_tokenizer.py
-// holds both against Hugging Face.
+// Training a vocabulary: the merges against the plainest form of the algorithm, which counts all
+// pairs anew for each; the counts of words against the pattern itself, whatever the number of
+// threads. test/e2e/test_train_tokenizer.py holds both against Hugging Face.
 
 #include "llmc/base/random.h"
 #include "llmc/text/bpe_trainer.h"
@@ -52,7 +52,8 @@ static void assert_token(const Tokenizer *t, int32_t token, const char *expected
     assert_memory_equal(bytes, expected, n);
 }
 
-// ------------------------------------------------------------------------------------------------------- known merges
+// -------------------------------------------------------------------------------------------------
+// known merges
 
 TEST(the_bytes_are_in_the_order_of_their_characters_and_end_of_text_is_last) {
     static const char text[] = "aa aa";
@@ -86,7 +87,8 @@ TEST(a_pair_that_occurs_once_is_not_merged) {
 }
 
 TEST(a_run_of_one_letter_is_merged_from_its_left_end) {
-    static const char text[] = "aaaaa\naaaaa"; // aa aa a: then "aa a" and "aa aa" count as much, and "a" comes first
+    // aa aa a: then "aa a" and "aa aa" count as much, and "a" comes first
+    static const char text[] = "aaaaa\naaaaa";
     Tokenizer *t = train_text(text, sizeof text - 1, 1000);
     assert_token(t, 256, "aa");
     assert_token(t, 257, "aaa");
@@ -110,7 +112,8 @@ TEST(a_token_has_fewer_than_128_bytes) {
     tokenizer_free(t);
 }
 
-// ---------------------------------------------------------------------------------------------- the plainest algorithm
+// ----------------------------------------------------------------------------------------------
+// the plainest algorithm
 
 enum { MAX_WORDS = 512, MAX_WORD = 64, MAX_TEXT = 8192 };
 
@@ -123,7 +126,8 @@ static int split_text(const char *text, int64_t n, Word *words) {
     int count = 0;
     for (int64_t i = 0; i < n; count++) {
         words[count].n = 0;
-        for (; text[i] != '\n'; i++) words[count].tokens[words[count].n++] = cuts->byte_tokens[(unsigned char)text[i]];
+        for (; text[i] != '\n'; i++)
+            words[count].tokens[words[count].n++] = cuts->byte_tokens[(unsigned char)text[i]];
         i++;
     }
     return count;
@@ -134,7 +138,8 @@ static int64_t best_pair(const Word *words, int count, const Tokenizer *t, uint6
     static int64_t counts[512][512];
     memset(counts, 0, sizeof counts);
     for (int w = 0; w < count; w++)
-        for (int i = 0; i + 1 < words[w].n; i++) counts[words[w].tokens[i]][words[w].tokens[i + 1]]++;
+        for (int i = 0; i + 1 < words[w].n; i++)
+            counts[words[w].tokens[i]][words[w].tokens[i + 1]]++;
     int64_t most = 0;
     for (int32_t a = 0; a < 512; a++)
         for (int32_t b = 0; b < 512; b++) {
@@ -151,7 +156,8 @@ static void merge_everywhere(Word *words, int count, uint64_t pair, int32_t merg
         Word *word = &words[w];
         int out = 0;
         for (int i = 0; i < word->n; out++) {
-            bool is_pair = i + 1 < word->n && merge_pair(word->tokens[i], word->tokens[i + 1]) == pair;
+            bool is_pair =
+                i + 1 < word->n && merge_pair(word->tokens[i], word->tokens[i + 1]) == pair;
             word->tokens[out] = is_pair ? merged : word->tokens[i];
             i += is_pair ? 2 : 1;
         }
@@ -186,8 +192,10 @@ TEST(the_merges_are_those_of_counting_all_pairs_anew) {
         for (;; merged++) {
             uint64_t pair = 0;
             if (merged == vocab - 1 || best_pair(words, count, t, &pair) < 2) break;
-            const MergeRule *rule = merge_table_find(&t->merges, (int32_t)(pair >> 32), (int32_t)pair);
-            if (!rule || rule->merged != merged) fail_msg("round %d: token %d is another one", (int)round, merged);
+            const MergeRule *rule =
+                merge_table_find(&t->merges, (int32_t)(pair >> 32), (int32_t)pair);
+            if (!rule || rule->merged != merged)
+                fail_msg("round %d: token %d is another one", (int)round, merged);
             merge_everywhere(words, count, pair, merged);
         }
         assert_int_equal(tokenizer_vocab(t), merged + 1);
@@ -196,7 +204,8 @@ TEST(the_merges_are_those_of_counting_all_pairs_anew) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------ counting words
+// -------------------------------------------------------------------------------------------------
+// counting words
 
 typedef struct {
     WordCounts *words;
@@ -242,7 +251,8 @@ TEST(words_are_counted_by_any_number_of_threads) {
         n += snprintf(text + n, 64, " %d%s", 1000 + i % WORDS, i % 8 == 7 ? "\n" : "");
         expected += 1000 + i % WORDS;
     }
-    for (int i = 0; i < 1000; i++) n += snprintf(text + n, 64, "%040d\n", 0), memset(text + n - 41, 'w', 40);
+    for (int i = 0; i < 1000; i++)
+        n += snprintf(text + n, 64, "%040d\n", 0), memset(text + n - 41, 'w', 40);
     for (int parts = 1; parts <= 8; parts *= 2) {
         WordCounts *words = word_counts_create();
         pthread_t threads[8];
@@ -253,7 +263,8 @@ TEST(words_are_counted_by_any_number_of_threads) {
         }
         for (int i = 0; i < parts; i++) pthread_join(threads[i], NULL);
         Seen seen = {0};
-        assert_int_equal(word_counts_size(words, &bytes), WORDS + 1); // the newlines are of one byte
+        assert_int_equal(word_counts_size(words, &bytes),
+                         WORDS + 1); // the newlines are of one byte
         word_counts_drain(words, see, &seen);
         assert_int_equal(seen.words, WORDS + 1);
         assert_int_equal(seen.total, WORDS * TIMES + 1000);

@@ -15,7 +15,8 @@ static unsigned char text[TEXT_BYTES];
 
 static int set_up(void **state) {
     tmp_setup(state);
-    for (size_t i = 0; i < TEXT_BYTES; i++) text[i] = (unsigned char)("abcdefgh \n"[philox(1, 2, i).v[0] % 10]);
+    for (size_t i = 0; i < TEXT_BYTES; i++)
+        text[i] = (unsigned char)("abcdefgh \n"[philox(1, 2, i).v[0] % 10]);
     return 0;
 }
 
@@ -24,7 +25,8 @@ TestFixture test_each = {set_up, tmp_teardown};
 static size_t pack_gzip(const unsigned char *from, size_t n, unsigned char *out) {
     z_stream z = {0};
     assert_int_equal(deflateInit2(&z, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
-    z.next_in = (unsigned char *)from, z.avail_in = (uInt)n, z.next_out = out, z.avail_out = PACKED_ROOM;
+    z.next_in = (unsigned char *)from, z.avail_in = (uInt)n, z.next_out = out,
+    z.avail_out = PACKED_ROOM;
     assert_int_equal(deflate(&z, Z_FINISH), Z_STREAM_END);
     deflateEnd(&z);
     return PACKED_ROOM - z.avail_out;
@@ -46,8 +48,8 @@ static size_t pack(Packing packing, int parts, unsigned char *out) {
     if (packing == PACKED_NOT) return memcpy(out, text, TEXT_BYTES), TEXT_BYTES;
     for (int i = 0; i < parts; i++) {
         size_t n = i + 1 < parts ? (TEXT_BYTES - done) / 2 * (i != 1) : TEXT_BYTES - done;
-        packed +=
-            packing == PACKED_GZIP ? pack_gzip(text + done, n, out + packed) : pack_zstd(text + done, n, out + packed);
+        packed += packing == PACKED_GZIP ? pack_gzip(text + done, n, out + packed)
+                                         : pack_zstd(text + done, n, out + packed);
         done += n;
     }
     return packed;
@@ -60,8 +62,8 @@ static ByteSource *open_bytes(const void *bytes, size_t n, Packing packing) {
     return s;
 }
 
-// Reads to the end in pieces of `step`; returns the bytes read, which must be the text's; *failed: it ended in an
-// error.
+// Reads to the end in pieces of `step`; returns the bytes read, which must be the text's; *failed:
+// it ended in an error.
 static int64_t read_through(ByteSource *s, int64_t step, bool *failed, Error *err) {
     unsigned char out[TEXT_BYTES + 64];
     int64_t got, done = 0;
@@ -123,19 +125,22 @@ TEST(a_file_without_bytes_is_empty_and_not_damaged) {
     }
 }
 
-// Damage that the check sums see only at the end of a member lets other bytes pass before; it is seen, though.
+// Damage that the check sums see only at the end of a member lets other bytes pass before; it is
+// seen, though.
 TEST(flipped_bits_are_seen) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM], out[4 * TEXT_BYTES];
         size_t n = pack(packing, 1, packed);
-        const size_t first = packing == PACKED_GZIP ? 10 : 4; // gzip does not check the time in its header
+        // gzip does not check the time in its header
+        const size_t first = packing == PACKED_GZIP ? 10 : 4;
         for (size_t at = first; at < n; at += 13) {
             packed[at] ^= 0x10;
             ByteSource *s = open_bytes(packed, n, packing);
             Error err;
             int64_t got, done = 0;
             while ((got = byte_source_read(s, out, sizeof out, &err)) > 0) done += got;
-            if (got == 0 && done == TEXT_BYTES) assert_memory_equal(out, text, TEXT_BYTES); // a field without meaning
+            if (got == 0 && done == TEXT_BYTES)
+                assert_memory_equal(out, text, TEXT_BYTES); // a field without meaning
             if (got < 0) assert_true(byte_source_is_damaged(s));
             assert_true(got < 0 || done == TEXT_BYTES);
             byte_source_close(s);
@@ -178,7 +183,8 @@ TEST(a_second_descriptor_goes_on_where_the_first_ends) {
     assert_int_equal(close(tail), 0); // it was the caller's
 }
 
-// A frame as `zstd --long` writes it for input of unknown length: its window is 2^log bytes, and it has one raw block.
+// A frame as `zstd --long` writes it for input of unknown length: its window is 2^log bytes, and it
+// has one raw block.
 static size_t pack_window(int log, unsigned char *out) {
     const unsigned char head[] = {
         0x28, 0xB5, 0x2F, 0xFD, 0, (unsigned char)((log - 10) << 3), 1, TEXT_BYTES >> 5 & 0xFF, 0};

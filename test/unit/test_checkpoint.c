@@ -1,5 +1,5 @@
-// Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to the process, there is
-// either a checkpoint that verifies or a clear word about why not.
+// Checkpoints: what is saved comes back to the same bits, and whatever happens to the files or to
+// the process, there is either a checkpoint that verifies or a clear word about why not.
 
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
@@ -31,13 +31,20 @@ static Model *model; // a small one in fp32, for tests that are not about its va
 static const ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
 static Model *make_model(void) {
-    return model_of((ModelOptions){.config = config, .dtype = DTYPE_FP32, .train = true, .B = 1, .T = 16});
+    return model_of(
+        (ModelOptions){.config = config, .dtype = DTYPE_FP32, .train = true, .B = 1, .T = 16});
 }
 
 static TrainerState make_state(int64_t step) {
-    TrainerState s = {.step = step, .position = 3 * step, .T = 16, .seed = 1337, .best_val_loss = 3.25, .eot = 129};
+    TrainerState s = {.step = step,
+                      .position = 3 * step,
+                      .T = 16,
+                      .seed = 1337,
+                      .best_val_loss = 3.25,
+                      .eot = 129};
     s.control = step_control_initial(1.0f);
-    s.options_json = (char *)"{\"batch-size\": 4, \"output\": \"out\"}"; // given by save: never freed here
+    // given by save: never freed here
+    s.options_json = (char *)"{\"batch-size\": 4, \"output\": \"out\"}";
     return s;
 }
 
@@ -57,18 +64,21 @@ static void flip(const char *path, size_t byte) {
     write_bytes(path, data, n);
 }
 
-// The checkpoint that a resume would take must be this one; words, if any, are in the lines about those it skips.
+// The checkpoint that a resume would take must be this one; words, if any, are in the lines about
+// those it skips.
 static void assert_latest(const char *name, const char *const *words) {
     char *path, *skipped;
     assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
     assert_string_equal(path, tmp_file(name));
     for (; words && *words; words++)
-        if (!skipped || !strstr(skipped, *words)) fail_msg("'%s' is not in: %s", *words, skipped ? skipped : "nothing");
+        if (!skipped || !strstr(skipped, *words))
+            fail_msg("'%s' is not in: %s", *words, skipped ? skipped : "nothing");
     free(path), free(skipped);
 }
 #define ASSERT_SKIPPED(name, ...) assert_latest(name, (const char *const[]){__VA_ARGS__, NULL})
 
-// ------------------------------------------------------------------------------------------------------- the content
+// -------------------------------------------------------------------------------------------------
+// the content
 
 TEST(the_trainers_state_comes_back_exactly) {
     TrainerState s = make_state(123456789012), back;
@@ -141,8 +151,9 @@ TEST(a_model_of_another_shape_is_refused) {
     save(1);
     assert_error(weights_file_load(other, tmp_file("step_00000001"), &err),
                  "a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
-    assert_error(optimizer_file_load(other, tmp_file("step_00000001"), &err),
-                 "optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
+    assert_error(
+        optimizer_file_load(other, tmp_file("step_00000001"), &err),
+        "optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
     const ModelConfig others[] = {{.max_T = 16, .V = 130, .Vp = 256, .L = 3, .NH = 4, .C = 80},
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 5, .C = 80},
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 64},
@@ -154,11 +165,13 @@ TEST(a_model_of_another_shape_is_refused) {
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         options = *model_options(model);
         options.config = others[i];
-        assert_error(weights_file_load(model_of(options), tmp_file("step_00000001"), &err), ", expected L=");
+        assert_error(weights_file_load(model_of(options), tmp_file("step_00000001"), &err),
+                     ", expected L=");
     }
 }
 
-// ------------------------------------------------------------------------------------------------ which one is taken
+// ------------------------------------------------------------------------------------------------
+// which one is taken
 
 TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     for (int64_t step = 1; step <= 5; step++) save(step);
@@ -167,12 +180,13 @@ TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     unlink(tmp_file("step_00000003/trainer.json"));
     unlink(tmp_file("step_00000002/config.json"));
     ASSERT_SKIPPED("step_00000001", "step_00000005/optimizer.safetensors: checksum ", "\n",
-                   "step_00000004/model.safetensors: 1000 bytes, expected ", "step_00000003/trainer.json: cannot open",
+                   "step_00000004/model.safetensors: 1000 bytes, expected ",
+                   "step_00000003/trainer.json: cannot open",
                    "step_00000002/config.json: No such file");
 }
 
-// With the tokenizer, which the manifest then covers too. The byte one has more tokens than the model here, which is
-// not this module's business.
+// With the tokenizer, which the manifest then covers too. The byte one has more tokens than the
+// model here, which is not this module's business.
 static void save_with_tokenizer(int64_t step) {
     TrainerState s = make_state(step);
     Tokenizer *bytes = tokenizer_bytes(&err);
@@ -186,14 +200,16 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     save_with_tokenizer(2);
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 6);
-    Tokenizer *bytes = tokenizer_bytes(&err), *back = tokenizer_open(tmp_file("step_00000002"), &err);
+    Tokenizer *bytes = tokenizer_bytes(&err),
+              *back = tokenizer_open(tmp_file("step_00000002"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     tokenizer_free(back);
     tokenizer_free(bytes);
     assert_latest("step_00000002", NULL);
     unlink(tmp_file("step_00000002/tokenizer_config.json"));
-    ASSERT_SKIPPED("step_00000001", "step_00000002/tokenizer_config.json: No such file"); // it never had one
+    ASSERT_SKIPPED("step_00000001",
+                   "step_00000002/tokenizer_config.json: No such file"); // it never had one
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err)); // what is not whole takes nobody's place
     assert_true(file_exists(tmp_file("step_00000001")));
 }
@@ -229,7 +245,8 @@ static void fail_call(int number, int error) {
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     const struct sock_fprog program = {.len = sizeof filter / sizeof filter[0], .filter = filter};
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+        prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) != 0)
         _exit(77);
 }
 
@@ -238,7 +255,8 @@ static int wrong_where_directories_fail(void *context) {
     bool exists;
     static const char expected[] = ": cannot read the directory: Input/output error";
     (void)context, fail_call(SYS_getdents64, EIO);
-    const bool found = checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
+    const bool found =
+        checkpoint_find_latest(tmp.path, &path, &skipped, &err) || !strstr(err.text, expected);
     return found || checkpoint_exists(tmp.path, &exists, &err) || !strstr(err.text, expected);
 }
 
@@ -256,7 +274,8 @@ static int wrong_where_names_are_stale(void *context) {
 }
 
 TEST(what_cannot_be_read_now_is_not_taken_for_absent_or_damaged) {
-    int (*const wrong[])(void *) = {wrong_where_directories_fail, wrong_where_files_fail, wrong_where_names_are_stale};
+    int (*const wrong[])(void *) = {wrong_where_directories_fail, wrong_where_files_fail,
+                                    wrong_where_names_are_stale};
     char said[64];
     save(1);
     for (int i = 0; i < 3; i++) {
@@ -273,15 +292,18 @@ TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
     ASSERT_SKIPPED("step_00000002", "written at step 1, not at this directory's");
 }
 
-// ------------------------------------------------------------------------------------------------------------ saving
+// -------------------------------------------------------------------------------------------------
+// saving
 
 TEST(saving_removes_what_killed_runs_left) {
     assert_ok(directory_make(tmp_file(".tmp-step_00000001"), &err));
     assert_ok(directory_make(tmp_file(".tmp-step_00000007"), &err));
-    write_text(tmp_file(".tmp-step_00000007/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
+    write_text(tmp_file(".tmp-step_00000007/model.safetensors"),
+               "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     write_text(tmp_file(".tmp-step_00000007/config.json.tmp-123"), "");
-    write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "", 0); // one that was open when it was removed
-    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0);          // of directory_check_writable, killed
+    write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "",
+                0);                                     // one that was open when it was removed
+    write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
@@ -320,13 +342,15 @@ TEST(a_model_of_others_in_the_place_of_a_checkpoint_stays_in_sight) {
     }
 }
 
-// RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another file.
+// RLIMIT_FSIZE makes writes fail at some byte as a full disk does; each limit stops in another
+// file.
 TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     save(1);
     struct stat model_file;
     assert_int_equal(stat(tmp_file("step_00000001/model.safetensors"), &model_file), 0);
     const rlim_t limits[] = {0, (rlim_t)model_file.st_size / 2, (rlim_t)model_file.st_size + 100};
-    const char *const files[] = {"model.safetensors: cannot write", "model.safetensors: cannot write",
+    const char *const files[] = {"model.safetensors: cannot write",
+                                 "model.safetensors: cannot write",
                                  "optimizer.safetensors: cannot write"};
     for (int i = 0; i < 3; i++) {
         TrainerState s = make_state(2);
@@ -340,8 +364,12 @@ TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     }
 }
 
-// Saves with so much more address space than is in use now; 0: it is saved, or there was an error, or a bug report.
-enum { OUT_OF_MEMORY = 1, CLAIMED }; // out_of_memory in llmc/base/error.h; a save that nobody can read
+// Saves with so much more address space than is in use now; 0: it is saved, or there was an error,
+// or a bug report.
+enum {
+    OUT_OF_MEMORY = 1,
+    CLAIMED
+}; // out_of_memory in llmc/base/error.h; a save that nobody can read
 
 typedef struct {
     TrainerState state;
@@ -382,7 +410,8 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
     }
 }
 
-// This program, started again as "test_checkpoint DIR": saves one step after the other until it is killed.
+// This program, started again as "test_checkpoint DIR": saves one step after the other until it is
+// killed.
 static int save_until_killed(const char *directory) {
     if (start_device(NULL) != 0) return 1;
     model = make_model();
@@ -394,7 +423,8 @@ static int save_until_killed(const char *directory) {
     }
     for (;; s.step++, s.position++)
         for (int again = 0; again < 2; again++) // the second one replaces the first
-            if (!checkpoint_save(directory, model, &s, &err) || !checkpoint_rotate(directory, 2, 0, s.step, &err))
+            if (!checkpoint_save(directory, model, &s, &err) ||
+                !checkpoint_rotate(directory, 2, 0, s.step, &err))
                 return 1;
 }
 
@@ -440,7 +470,8 @@ TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------- rotation
+// -------------------------------------------------------------------------------------------------
+// rotation
 
 TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
@@ -490,7 +521,8 @@ TEST(of_a_checkpoint_that_is_a_link_only_the_link_is_replaced_or_removed) {
     assert_true(S_ISDIR(st.st_mode));
 }
 
-// The files of a directory are moved one by one where it cannot be renamed; `moved` of them are when a kill comes.
+// The files of a directory are moved one by one where it cannot be renamed; `moved` of them are
+// when a kill comes.
 static void move_some(const char *from, const char *to, const char *const *moved) {
     assert_true(mkdir(tmp_file(to), 0755) == 0 || errno == EEXIST);
     for (; *moved; moved++) {
@@ -509,7 +541,8 @@ TEST(what_a_kill_left_of_a_save_or_a_removal_is_completed_at_the_next_start) {
                      0); // the last call of a save, or the first of a removal
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
-    move_some(step, temporary, (const char *const[]){"trainer.json", "config.json", NULL}); // a removal
+    move_some(step, temporary,
+              (const char *const[]){"trainer.json", "config.json", NULL}); // a removal
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
     // A save over another one, whose files are larger.
@@ -541,7 +574,8 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     assert_latest("step_00000005", NULL);
 }
 
-// --------------------------------------------------------------------------------------------------------- any bytes
+// -------------------------------------------------------------------------------------------------
+// any bytes
 
 // A run without validation has no "val", one that only evaluated no "train".
 static void state_refuses(FieldChange change, const char *name) {
@@ -565,7 +599,8 @@ TEST(every_field_of_a_trainer_file_is_there_once_and_of_its_kind) {
     s.sources = &(SourceState){(char *)"web", 1, 0, {1000, 7, 1}}, s.source_count = 1;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     AUTO_FREE char *text = read_text(TRAINER_FILE);
-    memcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n", 4); // the checksum of the file itself; state_refuses adds it
+    memcpy(strstr(text, ",\n  \"xxh3\": \""), "\n}\n",
+           4); // the checksum of the file itself; state_refuses adds it
     write_text(TRAINER_FILE, text);
     change_every_field(TRAINER_FILE, "options", state_refuses);
 }
@@ -585,7 +620,8 @@ TEST(a_file_in_place_of_a_directory_is_an_error) {
     assert_true(file_exists(tmp_file("plain")));
 }
 
-// -------------------------------------------------------------------------------------------------------------- main
+// -------------------------------------------------------------------------------------------------
+// main
 
 static int start(void **state) {
     if (start_device(state) != 0) return -1;

@@ -1,6 +1,6 @@
-// The optimizer's state in a checkpoint: whatever an optimizer keeps, in whatever dtype and wherever it lives, comes
-// back to the same bits; another optimizer's state, and a file that is not what it should
-// be, is refused with a word about why.
+// The optimizer's state in a checkpoint: whatever an optimizer keeps, in whatever dtype and
+// wherever it lives, comes back to the same bits; another optimizer's state, and a file that is not
+// what it should be, is refused with a word about why.
 
 #include "llmc/base/random.h"
 #include "llmc/model/model_state.h"
@@ -52,13 +52,14 @@ static void fill_slot(Model *model, int index, int slot, Tensor t, uint64_t seed
         if (t.dtype == DTYPE_U8)
             bytes[e] = (unsigned char)word;
         else
-            convert_elements(bytes + (size_t)e * dtype_size(t.dtype), t.dtype, &value, DTYPE_FP32, 1);
+            convert_elements(bytes + (size_t)e * dtype_size(t.dtype), t.dtype, &value, DTYPE_FP32,
+                             1);
     }
     model_write_bytes(model, t, 0, (int64_t)tensor_bytes(t), bytes);
 }
 
-// A weight and what rounding took from it, as Kahan's update leaves them: every third time just half a step, where the
-// value lies between two weights.
+// A weight and what rounding took from it, as Kahan's update leaves them: every third time just
+// half a step, where the value lies between two weights.
 static void fill_compensation(Model *model, int index, uint64_t seed) {
     const UpdateTensor *t = &model_tensors(model)[index];
     const int64_t n = elements_in_use(&model_parameters(model)[index], t->weight);
@@ -67,13 +68,15 @@ static void fill_compensation(Model *model, int index, uint64_t seed) {
     for (int64_t e = 0; e < n; e++) {
         const uint32_t word = random_word(seed, index, SLOT_COMPENSATION, e);
         weight[e] = float_to_bf16(philox_uniform(word) - 0.5f);
-        const float value = bf16_to_float(weight[e]), step = bf16_to_float((uint16_t)(weight[e] + 1)) - value;
+        const float value = bf16_to_float(weight[e]),
+                    step = bf16_to_float((uint16_t)(weight[e] + 1)) - value;
         const float fraction = word % 3 == 0 ? 0.5f : philox_uniform(word * 2654435761u) - 0.5f;
-        compensation[e] =
-            float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) * step); // below 2^k steps are smaller
+        compensation[e] = float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) *
+                                        step); // below 2^k steps are smaller
     }
     model_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);
-    model_write_bytes(model, t->compensation, 0, (int64_t)tensor_bytes(t->compensation), compensation);
+    model_write_bytes(model, t->compensation, 0, (int64_t)tensor_bytes(t->compensation),
+                      compensation);
     free(weight);
     free(compensation);
 }
@@ -95,12 +98,14 @@ static void fill_model(Model *model, uint64_t seed) {
 #define OPTIMIZER_FILE tmp_file("step_00000001/optimizer.safetensors")
 
 static const char *save(Model *model) {
-    const TrainerState s = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
+    const TrainerState s = {
+        .step = 1, .position = 1, .T = 16, .eot = -1, .control = step_control_initial(1.0f)};
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     return tmp_file("step_00000001");
 }
 
-// ------------------------------------------------------------------------------------------------------------ the same
+// -------------------------------------------------------------------------------------------------
+// the same
 
 // Saved by the one model, loaded by the other: where the state lives is no business of the file's.
 static void check_round_trip(ModelOptions from, ModelOptions to) {
@@ -134,7 +139,8 @@ TEST(every_optimizers_state_comes_back_to_the_same_bits_on_the_device_and_in_hos
     check_round_trip(without_master, without_master);
 }
 
-// The trap of Kahan's pair: the file's value, weight + compensation, may round to the other neighbour.
+// The trap of Kahan's pair: the file's value, weight + compensation, may round to the other
+// neighbour.
 TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     int halfway = 0;
     Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
@@ -145,7 +151,8 @@ TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     model_read_bytes(model, t->weight, 0, n * 2, weight);
     model_read_bytes(model, t->compensation, 0, n * 2, compensation);
     for (int64_t e = 0; e < n; e++)
-        halfway += float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(compensation[e])) != weight[e];
+        halfway +=
+            float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(compensation[e])) != weight[e];
     assert_true(halfway > n / 20); // the round trips above met it often
     free(weight);
     free(compensation);
@@ -167,7 +174,8 @@ TEST(a_new_state_is_all_zero) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ the file
+// -------------------------------------------------------------------------------------------------
+// the file
 
 TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
@@ -177,7 +185,8 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
     const SafetensorsEntry *codes = safetensors_find(f, "exp_avg.transformer.wte.weight");
     const SafetensorsEntry *scales = safetensors_find(f, "exp_avg_scale.transformer.wte.weight");
-    const SafetensorsEntry *bias = safetensors_find(f, "exp_avg_sq.transformer.h.1.attn.c_attn.bias");
+    const SafetensorsEntry *bias =
+        safetensors_find(f, "exp_avg_sq.transformer.h.1.attn.c_attn.bias");
     assert_true(codes && scales && bias);
     assert_int_equal(codes->dtype, DTYPE_U8);
     assert_int_equal(codes->shape[0], 256);
@@ -198,9 +207,11 @@ TEST(a_checkpoint_that_names_no_optimizer_or_another_one_is_refused) {
     Model *adamw = model_of(small_model_options(OPTIMIZER_ADAMW, DTYPE_BF16));
     Model *lion = model_of(small_model_options(OPTIMIZER_LION, DTYPE_BF16));
     const char *path = save(adamw);
-    assert_error(optimizer_file_load(lion, path, &err), "has the state of --optimizer adamw, but this run uses lion");
+    assert_error(optimizer_file_load(lion, path, &err),
+                 "has the state of --optimizer adamw, but this run uses lion");
     replace_in_file(OPTIMIZER_FILE, "\"optimizer\"", "\"something\"");
-    assert_error(optimizer_file_load(adamw, path, &err), "names no optimizer that this version knows");
+    assert_error(optimizer_file_load(adamw, path, &err),
+                 "names no optimizer that this version knows");
 }
 
 // What of trainer.json cannot be: test_checkpoint.c.
@@ -209,7 +220,8 @@ TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused
         {"\"adamw8bit\"", "\"adamw7bit\"", "names no optimizer that this version knows"},
         {"\"U8\"", "\"I8\"", "tensor exp_avg.transformer.wte.weight is not the u8 tensor"},
         {"[256,40]", "[40,256]", "tensor exp_avg.transformer.wte.weight is not the u8 tensor"},
-        {"exp_avg.transformer.wte", "exp_avg.transformer.etw", "tensor exp_avg.transformer.wte.weight is missing"},
+        {"exp_avg.transformer.wte", "exp_avg.transformer.etw",
+         "tensor exp_avg.transformer.wte.weight is missing"},
     };
     Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
     for (int i = 0; i < 4; i++) {

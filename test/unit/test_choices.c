@@ -1,5 +1,5 @@
-// Multiple choice: the form of the files and damage to it, and the scores against a plain pass for every completion.
-// What transformers answers: test/e2e/test_evaluation.py.
+// Multiple choice: the form of the files and damage to it, and the scores against a plain pass for
+// every completion. What transformers answers: test/e2e/test_evaluation.py.
 #include "llmc/base/error.h"
 #include "llmc/base/random.h"
 #include "llmc/base/signals.h"
@@ -15,7 +15,8 @@ enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
 
 static Error err;
 
-// ----------------------------------------------------------------------------------------------------- files, written
+// -------------------------------------------------------------------------------------------------
+// files, written
 
 typedef struct {
     int32_t header[HEADER / 4];
@@ -25,10 +26,12 @@ typedef struct {
 
 static void put_text(File *f, int64_t n, uint64_t stream) {
     f->words[f->n++] = (uint16_t)n;
-    for (int64_t i = 0; i < n; i++) f->words[f->n++] = (uint16_t)(philox(3, stream, (uint64_t)i).v[0] % V);
+    for (int64_t i = 0; i < n; i++)
+        f->words[f->n++] = (uint16_t)(philox(3, stream, (uint64_t)i).v[0] % V);
 }
 
-static void put_example(File *f, int label, int completions, int64_t context, const int64_t *lengths) {
+static void put_example(File *f, int label, int completions, int64_t context,
+                        const int64_t *lengths) {
     const int64_t begin = f->n, i = f->header[2]++;
     const uint16_t head[] = {65535, 0, (uint16_t)i, (uint16_t)label, (uint16_t)completions};
     memcpy(f->words + begin, head, sizeof head);
@@ -80,7 +83,8 @@ static void refused_path(const char *path, const char *words) {
     choices_close(&sets);
 }
 
-// -------------------------------------------------------------------------------------------------------- reading them
+// -------------------------------------------------------------------------------------------------
+// reading them
 
 TEST(files_are_read_as_they_were_written) {
     const File *f = file_of_all_kinds();
@@ -147,7 +151,8 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     tmp = before;
 }
 
-// ------------------------------------------------------------------------------------------------------------- scores
+// -------------------------------------------------------------------------------------------------
+// scores
 
 static ChoiceSets all; // of all kinds
 
@@ -175,11 +180,13 @@ typedef struct {
 } Scored;
 
 static void score(Model *model, const ChoiceSet *set, Scored *s) {
-    if (!evaluate_choices(model, set, 0, &s->score, s->losses, s->tokens, &err)) fail_msg("%s", err.text);
+    if (!evaluate_choices(model, set, 0, &s->score, s->losses, s->tokens, &err))
+        fail_msg("%s", err.text);
 }
 
 // One completion by itself: one window as long as the context, filled with tokens 1 behind the end.
-static double plain_loss(Model *model, const ChoiceExample *e, int k, int64_t context_length, bool *cut) {
+static double plain_loss(Model *model, const ChoiceExample *e, int k, int64_t context_length,
+                         bool *cut) {
     uint16_t *window = host_alloc((size_t)(context_length + 1) * sizeof *window, &err);
     float *losses = host_alloc((size_t)context_length * sizeof *losses, &err);
     const int64_t n = e->completion_tokens[k], room = context_length + 1 - n;
@@ -190,7 +197,8 @@ static double plain_loss(Model *model, const ChoiceExample *e, int k, int64_t co
     memcpy(window + context, e->completion[k], (size_t)n * sizeof *window);
     model_load_batch(model, window, 1, context_length, sizeof *window);
     model_forward(model);
-    copy_d2h(losses, model_token_losses(model).data, (size_t)context_length * sizeof *losses, STREAM_COMPUTE);
+    copy_d2h(losses, model_token_losses(model).data, (size_t)context_length * sizeof *losses,
+             STREAM_COMPUTE);
     device_sync();
     double sum = 0.0;
     for (int64_t i = 0; i < n; i++) sum += losses[context - 1 + i];
@@ -199,8 +207,9 @@ static double plain_loss(Model *model, const ChoiceExample *e, int k, int64_t co
     return sum;
 }
 
-// fp32 losses of other shapes of matmul: 1e-4 of a sum is what the project asks for, 1e-5 what rounding gives
-// (about 10 roundings of 2^-24 on the way of a logit of size 10, each loss below 10 nats, up to 30 of them).
+// fp32 losses of other shapes of matmul: 1e-4 of a sum is what the project asks for, 1e-5 what
+// rounding gives (about 10 roundings of 2^-24 on the way of a logit of size 10, each loss below 10
+// nats, up to 30 of them).
 TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
     const int64_t contexts[] = {T, 33};
     for (int c = 0; c < 2; c++) {
@@ -224,7 +233,8 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
                     losses[best_mean] * (double)e.completion_tokens[k])
                     best_mean = k;
             }
-            correct += best == e.label, correct_normalised += best_mean == e.label, examples_cut += any_cut;
+            correct += best == e.label, correct_normalised += best_mean == e.label,
+                examples_cut += any_cut;
         }
         assert_int_equal(s.score.examples, EXAMPLES);
         assert_int_equal(s.score.correct, correct);
@@ -244,7 +254,8 @@ TEST(the_score_does_not_depend_on_the_micro_batch) {
         assert_memory_equal(&s.score, &first.score, sizeof s.score);
         for (int i = 0; i < EXAMPLES; i++)
             for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
-                assert_true(fabs(s.losses[i * CHOICES_MAX + k] / first.losses[i * CHOICES_MAX + k] - 1.0) < 1e-5);
+                assert_true(fabs(s.losses[i * CHOICES_MAX + k] / first.losses[i * CHOICES_MAX + k] -
+                                 1.0) < 1e-5);
         model_destroy(model);
     }
 }
@@ -282,7 +293,8 @@ TEST(by_sum_short_completions_win_and_by_mean_they_do_not) {
 TEST(a_model_of_nan_answers_nothing_right) {
     Model *model = tiny_random(V, 2, T, 0);
     float nan = NAN;
-    model_set_weight(model, parameter_index(&model_options(model)->config, PARAM_LNFB, -1), 0, 1, &nan);
+    model_set_weight(model, parameter_index(&model_options(model)->config, PARAM_LNFB, -1), 0, 1,
+                     &nan);
     ChoiceScore s;
     assert_true(evaluate_choices(model, all.sets[0], 0, &s, NULL, NULL, &err));
     assert_int_equal(s.examples, EXAMPLES);
@@ -300,7 +312,8 @@ TEST(a_completion_longer_than_the_context_is_named) {
     ChoiceScore s;
     assert_true(evaluate_choices(model, sets.sets[0], 1, &s, NULL, NULL, &err));
     assert_int_equal(s.cut, 1);
-    assert_error(choices_fit(&sets, 20, &err), "example 1: completion 1 has 21 tokens, but the context is 20");
+    assert_error(choices_fit(&sets, 20, &err),
+                 "example 1: completion 1 has 21 tokens, but the context is 20");
     assert_true(choices_fit(&sets, 21, &err));
     model_destroy(model);
     choices_close(&sets);

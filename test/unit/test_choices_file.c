@@ -55,7 +55,8 @@ static char *said_at(const char *key, int expected) {
     return (char *)read_bytes(file, &size);
 }
 
-// In a process of its own, and before the other tests damage the file: it is said once in each process.
+// In a process of its own, and before the other tests damage the file: it is said once in each
+// process.
 TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
     size_t size;
     const pid_t child = fork();
@@ -79,7 +80,8 @@ TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
     assert_int_equal(status, 0);
 }
 
-// As a checkpoint keeps it. What was not asked for is no part of it, and what stands in the file does not count.
+// As a checkpoint keeps it. What was not asked for is no part of it, and what stands in the file
+// does not count.
 TEST(what_a_run_used_is_taken_before_the_file) {
     put("a", 1), put("b", 2);
     assert_int_equal(get_again("a"), 1);
@@ -111,7 +113,8 @@ TEST(lines_from_before_there_was_a_checksum_count_in_checkpoints_only) {
     assert_int_equal(value, 1);
 }
 
-// How many of first, second and third, which are 1, 2, 3, are lost or, *other of them, have another value.
+// How many of first, second and third, which are 1, 2, 3, are lost or, *other of them, have another
+// value.
 static int lost(int *other) {
     const int found[] = {get_again("first"), get_again("second"), get_again("third")};
     int missing = 0;
@@ -123,8 +126,8 @@ static int lost(int *other) {
     return missing;
 }
 
-// Cut at every length, the file gives whole entries or none, and takes new ones; a flipped bit spoils one line, or two
-// where the end of a line is hit.
+// Cut at every length, the file gives whole entries or none, and takes new ones; a flipped bit
+// spoils one line, or two where the end of a line is hit.
 TEST(damage_costs_what_was_damaged) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
@@ -155,7 +158,8 @@ TEST(garbage_is_skipped) {
     put("good", 7);
     size_t size;
     AUTO_FREE char *line = (char *)read_bytes(cache_file, &size);
-    static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0, '\n', '\t', '0', '0', '\n'};
+    static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0,
+                                        '\n', '\t', '0',  '0',  '\n'};
     static char file[300000];
     size_t n = 0;
     memset(file, 'x', 200000), n = 200000; // one very long line
@@ -196,7 +200,8 @@ TEST(a_file_that_cannot_be_used_is_no_error) {
     struct stat st;
     assert_true(stat("/dev/null", &st) == 0 && S_ISCHR(st.st_mode));
     assert_int_equal(access("off", F_OK), -1);
-    assert_int_equal(mkfifo(cache_file, 0600), 0); // nobody writes into it: reading would wait for ever
+    assert_int_equal(mkfifo(cache_file, 0600),
+                     0); // nobody writes into it: reading would wait for ever
     setenv("PRETRAIN_CACHE", cache_file, 1);
     assert_int_equal(get_again("anything"), -1);
 }
@@ -258,8 +263,8 @@ TEST(what_another_process_found_meanwhile_stays) {
     assert_true(get_again("ours") == 1 && get_again("ours again") == 3);
 }
 
-// Writers at the same time: at every moment the file is whole. What one replaced by the other's view may be lost, but
-// the last writer's own entries stand.
+// Writers at the same time: at every moment the file is whole. What one replaced by the other's
+// view may be lost, but the last writer's own entries stand.
 TEST(processes_share_the_file) {
     enum { WRITERS = 4, ENTRIES = 25 };
     pid_t writers[WRITERS];
@@ -275,7 +280,8 @@ TEST(processes_share_the_file) {
         }
     }
     int status, failed = 0;
-    for (int w = 0; w < WRITERS; w++) failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
+    for (int w = 0; w < WRITERS; w++)
+        failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
     assert_int_equal(failed, 0);
     size_t size;
     AUTO_FREE char *text = (char *)read_bytes(cache_file, &size);
@@ -288,5 +294,7 @@ TEST(processes_share_the_file) {
             found += get_again(key) == i;
         }
     assert_int_equal(found, lines); // every line is whole
-    assert_true(found >= ENTRIES);  // a process keeps its own in memory, so the last writer wrote all of its own
+    assert_true(
+        // a process keeps its own in memory, so the last writer wrote all of its own
+        found >= ENTRIES);
 }

@@ -1,6 +1,8 @@
-// Messages over TCP: processes of one machine, in any order, with strangers and lost processes between them.
+// Messages over TCP: processes of one machine, in any order, with strangers and lost processes
+// between them.
 //
-//     test_comm_tcp RANK SIZE HOST PORT     is one process of a run, for test/tools/test_rendezvous.py
+//     test_comm_tcp RANK SIZE HOST PORT     is one process of a run, for
+//     test/tools/test_rendezvous.py
 #include "llmc/comm/channel_tcp.h"
 #include "test/fixture.h"
 
@@ -32,7 +34,8 @@ static int free_port(const char *host) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = inet_addr(host)};
     socklen_t length = sizeof address;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(fd, (struct sockaddr *)&address, length) || getsockname(fd, (struct sockaddr *)&address, &length))
+    if (bind(fd, (struct sockaddr *)&address, length) ||
+        getsockname(fd, (struct sockaddr *)&address, &length))
         perror(host), abort();
     close(fd);
     return ntohs(address.sin_port);
@@ -42,12 +45,14 @@ static int setup(void **state) {
     (void)state;
     signal(SIGPIPE, SIG_DFL); // one that is raised must end the process
     unsetenv("COMM_START_SECONDS"), unsetenv(COMM_LISTENER);
-    results = mmap(NULL, MOST * sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    results = mmap(NULL, MOST * sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                   -1, 0);
     started = 0;
     run = (Place){.local_rank = -1, .local_size = -1, .run_id = "a run"};
     // An address of its own: no other program, and no other test, has the port.
     const int pid = getpid();
-    snprintf(run.host, sizeof run.host, "127.%d.%d.%d", 1 + (pid >> 16) % 254, (pid >> 8) % 256, 1 + pid % 254);
+    snprintf(run.host, sizeof run.host, "127.%d.%d.%d", 1 + (pid >> 16) % 254, (pid >> 8) % 256,
+             1 + pid % 254);
     run.port = free_port(run.host);
     return 0;
 }
@@ -86,7 +91,8 @@ static const Result *result_of(int i) {
     int status;
     assert_int_equal(waitpid(pids[i], &status, 0), pids[i]);
     pids[i] = 0;
-    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("process %d ended with status %d", i, status);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0)
+        fail_msg("process %d ended with status %d", i, status);
     return &results[i];
 }
 
@@ -123,8 +129,9 @@ static bool barrier(const Channel *channel, const Place *place, Error *err) {
 }
 
 static int connect_to_run(void) {
-    struct sockaddr_in address = {
-        .sin_family = AF_INET, .sin_port = htons((uint16_t)run.port), .sin_addr.s_addr = inet_addr(run.host)};
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)run.port),
+                                  .sin_addr.s_addr = inet_addr(run.host)};
     for (;;) { // until process 0 listens
         const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (connect(fd, (struct sockaddr *)&address, sizeof address) == 0) return fd;
@@ -134,15 +141,18 @@ static int connect_to_run(void) {
 }
 
 static int listen_for_run(void) {
-    struct sockaddr_in address = {
-        .sin_family = AF_INET, .sin_port = htons((uint16_t)run.port), .sin_addr.s_addr = inet_addr(run.host)};
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)run.port),
+                                  .sin_addr.s_addr = inet_addr(run.host)};
     const int fd = socket(AF_INET, SOCK_STREAM, 0), on = 1;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 100)) perror("listen"), abort();
+    if (bind(fd, (struct sockaddr *)&address, sizeof address) || listen(fd, 100))
+        perror("listen"), abort();
     return fd;
 }
 
-// ------------------------------------------------------------------------------------------------------------ messages
+// -------------------------------------------------------------------------------------------------
+// messages
 
 static unsigned char pattern(int rank, int call, size_t i) {
     return (unsigned char)((size_t)rank * 31 + (size_t)call * 7 + i + (i >> 8));
@@ -154,7 +164,8 @@ static bool holds(const unsigned char *data, int rank, int call, size_t bytes) {
     return true;
 }
 
-static bool exchange(const Channel *channel, const Place *place, size_t bytes, int call, Error *err) {
+static bool exchange(const Channel *channel, const Place *place, size_t bytes, int call,
+                     Error *err) {
     unsigned char *mine = malloc(bytes + 1), *all = malloc(bytes * (size_t)place->size + 1);
     for (size_t i = 0; i < bytes; i++) mine[i] = pattern(place->rank, call, i);
     bool ok = gather(channel, mine, all, bytes, err);
@@ -162,7 +173,8 @@ static bool exchange(const Channel *channel, const Place *place, size_t bytes, i
         if (!holds(all + (size_t)r * bytes, r, call, bytes))
             ok = error_set(err, "call %d: wrong data of process %d", call, r);
     ok = ok && broadcast(channel, mine, bytes, err);
-    if (ok && !holds(mine, 0, call, bytes)) ok = error_set(err, "call %d: wrong data of the broadcast", call);
+    if (ok && !holds(mine, 0, call, bytes))
+        ok = error_set(err, "call %d: wrong data of the broadcast", call);
     free(mine), free(all);
     return ok;
 }
@@ -207,7 +219,8 @@ TEST(processes_may_be_late) {
 static void on_alarm(int number) { (void)number; }
 
 static bool exchange_under_signals(const Channel *channel, const Place *place, Error *err) {
-    const struct sigaction action = {.sa_handler = on_alarm}; // not SA_RESTART: calls end with EINTR
+    // not SA_RESTART: calls end with EINTR
+    const struct sigaction action = {.sa_handler = on_alarm};
     sigaction(SIGALRM, &action, NULL);
     const struct itimerval often = {{0, 500}, {0, 500}}, never = {{0, 0}, {0, 0}};
     setitimer(ITIMER_REAL, &often, NULL);
@@ -227,7 +240,8 @@ static bool take_watch_sockets(const Channel *channel, const Place *place, Error
     int *sockets = channel_tcp_watch_sockets();
     for (int r = 0; r < place->size; r++) {
         const bool expected = place->rank == 0 ? r > 0 : r == 0;
-        if ((sockets[r] >= 0) != expected) return error_set(err, "socket of process %d: %d", r, sockets[r]);
+        if ((sockets[r] >= 0) != expected)
+            return error_set(err, "socket of process %d: %d", r, sockets[r]);
         if (expected) close(sockets[r]);
     }
     free(sockets);
@@ -242,7 +256,8 @@ TEST(nothing_remains_open) {
     const int before = entries_of("/proc/self/fd");
     const Channel *channel = channel_tcp_open(&place, &err);
     assert_ok(channel);
-    assert_int_equal(entries_of("/proc/self/fd"), before + 4); // two connections each; the port is closed
+    assert_int_equal(entries_of("/proc/self/fd"),
+                     before + 4); // two connections each; the port is closed
     assert_ok(take_watch_sockets(channel, &place, &err));
     assert_int_equal(entries_of("/proc/self/fd"), before + 2);
     channel->close(0);
@@ -250,7 +265,8 @@ TEST(nothing_remains_open) {
     for (int i = 0; i < 2; i++) assert_succeeded(i);
 }
 
-// --------------------------------------------------------------------------------------------------------------- start
+// -------------------------------------------------------------------------------------------------
+// start
 
 TEST(processes_start_in_any_order) {
     static const int ORDERS[][3] = {{0, 1, 2}, {2, 1, 0}, {1, 0, 2}};
@@ -294,7 +310,8 @@ static void refused(int rank, int size, const char *run_id, const char *message)
     const int wrong = start(rank, size, barrier);
     const char *said = assert_failed(wrong, message);
     assert_non_null(strstr(said, here()));
-    if (strcmp(run_id, right.run_id) != 0) assert_null(strstr(said, right.run_id)); // whoever has it is let in
+    if (strcmp(run_id, right.run_id) != 0)
+        assert_null(strstr(said, right.run_id)); // whoever has it is let in
     run = right;
     const int second = start(1, 2, barrier);
     assert_succeeded(first), assert_succeeded(second);
@@ -304,7 +321,9 @@ TEST(a_process_of_another_run_is_refused) {
     refused(1, 2, "b\x1B[2J", "its run is 'b\\x1B[2J', process 0's is another");
 }
 
-TEST(a_process_of_another_size_is_refused) { refused(1, 3, "a run", "it counts 3 processes, process 0 2"); }
+TEST(a_process_of_another_size_is_refused) {
+    refused(1, 3, "a run", "it counts 3 processes, process 0 2");
+}
 
 TEST(a_rank_is_given_once) {
     int same[2];
@@ -324,8 +343,8 @@ TEST(a_rank_is_given_once) {
 }
 
 TEST(strangers_are_not_waited_for) {
-    static const char *const SAID[] = {"", "GET / HTTP/1.1\r\nHost: here\r\n\r\n", "LLMCHEL2", "LLMC",
-                                       "\xFF\xFF\xFF\xFF"};
+    static const char *const SAID[] = {"", "GET / HTTP/1.1\r\nHost: here\r\n\r\n", "LLMCHEL2",
+                                       "LLMC", "\xFF\xFF\xFF\xFF"};
     const int zero = start(0, 3, barrier);
     int held[24], count = 0;
     char hello[512]; // the right beginning, and then numbers that are too large and no ends of text
@@ -383,7 +402,8 @@ TEST(idle_connections_do_not_delay_the_start) {
 TEST(a_connection_that_says_nothing_is_named) {
     setenv("COMM_START_SECONDS", "3", 1);
     const int zero = start(0, 2, barrier), silent = connect_to_run();
-    assert_failed(zero, "not all 2 processes came within 3 s; missing: 1; a connection from 127.0.0.1 says nothing");
+    assert_failed(zero, "not all 2 processes came within 3 s; missing: 1; a connection from "
+                        "127.0.0.1 says nothing");
     close(silent);
 }
 
@@ -420,19 +440,22 @@ TEST(missing_processes_are_named) {
     close(listener);
     assert_failed(wrong, "its run is '\\x1B[2J'");
     assert_failed(zero, "not all 4 processes came within 5 s; missing: 1 3; process 1 on ");
-    assert_non_null(strstr(results[zero].err.text, "was refused: its run is '\\x1B[2J', process 0's is another"));
+    assert_non_null(strstr(results[zero].err.text,
+                           "was refused: its run is '\\x1B[2J', process 0's is another"));
     assert_failed(other, "not all 4 processes came within 5 s; missing: 1 3");
 }
 
 TEST(many_missing_processes_are_counted) {
     setenv("COMM_START_SECONDS", "0.1", 1);
-    assert_failed(start(0, 100, barrier), "not all 100 processes came within 0.1 s; missing: 1 2 3 4 5 6 7 8 ...");
+    assert_failed(start(0, 100, barrier),
+                  "not all 100 processes came within 0.1 s; missing: 1 2 3 4 5 6 7 8 ...");
 }
 
 TEST(without_process_0_the_others_give_up) {
     char message[600];
     setenv("COMM_START_SECONDS", "0.3", 1);
-    snprintf(message, sizeof message, "process 0 at %s:%d did not answer within 0.3 s: Connection refused", run.host,
+    snprintf(message, sizeof message,
+             "process 0 at %s:%d did not answer within 0.3 s: Connection refused", run.host,
              run.port);
     assert_failed(start(1, 2, barrier), message);
 }
@@ -445,7 +468,8 @@ TEST(a_limit_that_is_none_is_refused) {
 TEST(a_port_that_is_taken_is_named) {
     char message[600];
     const int listener = listen_for_run();
-    snprintf(message, sizeof message, "process 0 cannot listen on port %d: Address already in use", run.port);
+    snprintf(message, sizeof message, "process 0 cannot listen on port %d: Address already in use",
+             run.port);
     assert_failed(start(0, 2, barrier), message);
     close(listener);
 }
@@ -456,7 +480,8 @@ static void start_impostor(const void *bytes, size_t n) {
     if ((pids[i] = fork()) == 0) {
         for (char hello[512];;) {
             const int fd = accept(listener, NULL, NULL);
-            if (recv(fd, hello, sizeof hello, 0) < 0 || send(fd, bytes, n, MSG_NOSIGNAL) < 0) _exit(1);
+            if (recv(fd, hello, sizeof hello, 0) < 0 || send(fd, bytes, n, MSG_NOSIGNAL) < 0)
+                _exit(1);
         }
     }
     close(listener);
@@ -500,7 +525,8 @@ TEST(an_answer_of_another_length_is_refused) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------ failures
+// -------------------------------------------------------------------------------------------------
+// failures
 
 static int lost; // the rank that ends
 
@@ -555,7 +581,8 @@ static bool two_barriers(const Channel *channel, const Place *place, Error *err)
 }
 
 TEST(a_process_that_ends_before_all_have_come_is_named_then) {
-    const int zero = start(0, 3, two_barriers), messages = say_hello(3, 1, 0), watch = say_hello(3, 1, 1);
+    const int zero = start(0, 3, two_barriers), messages = say_hello(3, 1, 0),
+              watch = say_hello(3, 1, 1);
     char accepted[24];
     assert_int_equal(recv(messages, accepted, sizeof accepted, MSG_WAITALL), sizeof accepted);
     assert_int_equal(recv(watch, accepted, sizeof accepted, MSG_WAITALL), sizeof accepted);
@@ -565,7 +592,8 @@ TEST(a_process_that_ends_before_all_have_come_is_named_then) {
     assert_failed(last, "process 1 has ended");
 }
 
-static bool (*odd_call)(const Channel *channel, Error *err); // of process 1; the others gather 8 bytes
+static bool (*odd_call)(const Channel *channel,
+                        Error *err); // of process 1; the others gather 8 bytes
 
 static bool call_differently(const Channel *channel, const Place *place, Error *err) {
     uint64_t mine = 1, all[3];
@@ -605,7 +633,8 @@ TEST(calls_that_differ_are_reported_to_all) {
     for (int i = 0; i < 3; i++) {
         char message[700];
         snprintf(message, sizeof message,
-                 "the processes make different calls: process 0 gather of 8 bytes, call 1; process 1 %s, call 1",
+                 "the processes make different calls: process 0 gather of 8 bytes, call 1; process "
+                 "1 %s, call 1",
                  CASES[i].name);
         odd_call = CASES[i].call;
         run.port = free_port(run.host);
@@ -615,11 +644,13 @@ TEST(calls_that_differ_are_reported_to_all) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- main
+// -------------------------------------------------------------------------------------------------
+// main
 
 // One process of a run; it prints what it has seen of the others.
 static int be_a_process(char **arguments) {
-    Place place = {.rank = atoi(arguments[0]), .size = atoi(arguments[1]), .local_rank = -1, .local_size = -1};
+    Place place = {
+        .rank = atoi(arguments[0]), .size = atoi(arguments[1]), .local_rank = -1, .local_size = -1};
     snprintf(place.host, sizeof place.host, "%s", arguments[2]);
     place.port = atoi(arguments[3]);
     Error err = {""};

@@ -1,4 +1,5 @@
-// Processes that end, are stopped, or hang: how the others find out (llmc/comm/watch.h), over TCP on this machine.
+// Processes that end, are stopped, or hang: how the others find out (llmc/comm/watch.h), over TCP
+// on this machine.
 #include "llmc/comm/comm.h"
 #include "llmc/comm/watch.h"
 #include "test/fixture.h"
@@ -10,8 +11,8 @@
 #include <time.h>
 
 enum { MOST = 4 };
-// LIMIT: in tests that wait for it, as long as a busy machine may keep a thread waiting. In the others no process may
-// exceed it by chance.
+// LIMIT: in tests that wait for it, as long as a busy machine may keep a thread waiting. In the
+// others no process may exceed it by chance.
 static const double LIMIT = 4, LONG_LIMIT = 300;
 
 // What a process leaves to the test.
@@ -33,7 +34,8 @@ static int free_port(void) {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof address;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    if (bind(fd, (struct sockaddr *)&address, length) || getsockname(fd, (struct sockaddr *)&address, &length))
+    if (bind(fd, (struct sockaddr *)&address, length) ||
+        getsockname(fd, (struct sockaddr *)&address, &length))
         perror("bind"), abort();
     close(fd);
     return ntohs(address.sin_port);
@@ -41,7 +43,8 @@ static int free_port(void) {
 
 static int setup(void **state) {
     unsetenv("COMM_START_SECONDS"), unsetenv("RANK"), unsetenv("WORLD_SIZE");
-    results = mmap(NULL, MOST * sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    results = mmap(NULL, MOST * sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                   -1, 0);
     started = 0, limit = LONG_LIMIT;
     snprintf(server, sizeof server, "127.0.0.1:%d", free_port());
     return tmp_setup(state);
@@ -73,7 +76,8 @@ static void be(int rank, int size, Body body) {
     snprintf(name, sizeof name, "stderr.%d", rank);
     if (!freopen(tmp_file(name), "w", stderr)) abort();
     setvbuf(stderr, NULL, _IONBF, 0);
-    const CommOptions options = {.size = size, .rank = rank, .method = "tcp", .server = server, .timeout = limit};
+    const CommOptions options = {
+        .size = size, .rank = rank, .method = "tcp", .server = server, .timeout = limit};
     watch_step(7);
     r->ok = comm_start(&options, &r->err);
     r->started = 1;
@@ -84,7 +88,9 @@ static void be(int rank, int size, Body body) {
     _exit(r->ok ? EXIT_OK : EXIT_RUN_FAILED);
 }
 
-static void pause_ms(int ms) { nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL); }
+static void pause_ms(int ms) {
+    nanosleep(&(struct timespec){ms / 1000, ms % 1000 * 1000000L}, NULL);
+}
 
 // Starts one process for each body, and returns when all are connected.
 static void start(int size, const Body bodies[]) {
@@ -123,7 +129,8 @@ static const char *named(int rank, const char *rest) {
     return text;
 }
 
-// ------------------------------------------------------------------------------------------------- what processes do
+// -------------------------------------------------------------------------------------------------
+// what processes do
 
 // The main thread computes, and never asks the others anything.
 static bool compute(Error *err) {
@@ -149,7 +156,8 @@ static bool pass(Error *err) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------ one has ended
+// -------------------------------------------------------------------------------------------------
+// one has ended
 
 TEST(a_process_that_ended_is_named_although_nobody_sends_a_message) {
     start(3, (Body[]){compute, compute, compute});
@@ -204,7 +212,8 @@ TEST(a_main_thread_that_cannot_end_is_ended) {
     assert_said(0, named(1, "has ended (step"));
 }
 
-// ------------------------------------------------------------------------------------------------------- one is silent
+// -------------------------------------------------------------------------------------------------
+// one is silent
 
 // Each line that the process said is of itself, with these words.
 static void assert_waited(int rank, const char *words) {
@@ -258,7 +267,8 @@ TEST(a_run_that_was_stopped_as_a_whole_resumes) {
     for (int r = 0; r < 3; r++) assert_exit(r, EXIT_OK), assert_said(r, "");
 }
 
-// ----------------------------------------------------------------------------------------------------- nobody proceeds
+// -------------------------------------------------------------------------------------------------
+// nobody proceeds
 
 TEST(a_process_that_hangs_says_in_which_collective) {
     limit = LIMIT;
@@ -270,7 +280,8 @@ TEST(a_process_that_hangs_says_in_which_collective) {
     assert_non_null(strstr(results[0].err.text, ": sum of numbers)"));
 }
 
-// ------------------------------------------------------------------------------------------------------------- the end
+// -------------------------------------------------------------------------------------------------
+// the end
 
 static bool late(Error *err) {
     (void)err;

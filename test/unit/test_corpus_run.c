@@ -1,4 +1,5 @@
-// A corpus that is prepared by runs which are killed: what they leave is no corpus, and the next run makes a whole one.
+// A corpus that is prepared by runs which are killed: what they leave is no corpus, and the next
+// run makes a whole one.
 
 #include "llmc/base/directory.h"
 #include "llmc/base/file.h"
@@ -30,7 +31,9 @@ static int set_up(void **state) {
         snprintf(name, sizeof name, "text/%02d.%s", i, i == 9 ? "jsonl" : "txt");
         int n = 0;
         while (n < 700)
-            n += sprintf(bytes + n, i == 9 ? n ? "{\"text\": %d\n" : "{\"text\": \"a %d\"}\n" : "line %d.\n", i * n);
+            n += sprintf(bytes + n,
+                         i == 9 ? n ? "{\"text\": %d\n" : "{\"text\": \"a %d\"}\n" : "line %d.\n",
+                         i * n);
         write_bytes(tmp_file(name), bytes, (size_t)n);
     }
     return 0;
@@ -128,8 +131,10 @@ static void kill_after_every_block(const CorpusOptions *options) {
     const uint64_t expected = whole(options, &count);
     for (int at = 1; at <= count; at++) {
         assert_true(run_killed(options, at));
-        if (at % 2 == 0 && at < count / 2) assert_true(run_killed(options, 3)); // and once more, soon after
-        assert_false(has_file("manifest.json") || has_file("train_000000.bin") || has_file("val_000000.bin"));
+        if (at % 2 == 0 && at < count / 2)
+            assert_true(run_killed(options, 3)); // and once more, soon after
+        assert_false(has_file("manifest.json") || has_file("train_000000.bin") ||
+                     has_file("val_000000.bin"));
         assert_whole(options, expected);
     }
 }
@@ -177,13 +182,14 @@ static void write_shard(const char *path) {
     Error err;
     const uint16_t tokens[] = {1, 2, 3};
     ShardWriter *w = shard_writer_open(path, 2, 257, 256, &err);
-    if (!w || !shard_writer_append(w, tokens, 3, &err) || !shard_writer_commit(w, &err)) fail_msg("%s", err.text);
+    if (!w || !shard_writer_append(w, tokens, 3, &err) || !shard_writer_commit(w, &err))
+        fail_msg("%s", err.text);
 }
 
 // Something in the way stands for a call that fails there.
 TEST(a_run_that_fails_while_it_moves_its_shards_takes_them_back) {
-    static const char *const obstacles[] = {"train_000001.bin", "tokenizer.json", "val_000001.bin", "manifest.json",
-                                            "train_000077.bin"};
+    static const char *const obstacles[] = {"train_000001.bin", "tokenizer.json", "val_000001.bin",
+                                            "manifest.json", "train_000077.bin"};
     Tokenizer *t = tokenizer_bytes(NULL);
     const CorpusOptions options = options_of(t);
     CorpusOptions forced = options;
@@ -211,7 +217,8 @@ TEST(a_run_that_fails_while_it_moves_its_shards_takes_them_back) {
 TEST(a_run_that_was_killed_while_it_moved_its_shards_is_replaced_without_force) {
     Tokenizer *t = tokenizer_bytes(NULL);
     const CorpusOptions options = options_of(t);
-    static const char *const last[] = {"manifest.json", "val_000000.bin", "tokenizer.json", "train_000001.bin"};
+    static const char *const last[] = {"manifest.json", "val_000000.bin", "tokenizer.json",
+                                       "train_000001.bin"};
     int count;
     const uint64_t expected = whole(&options, &count);
     for (int moved_back = 1; moved_back <= (int)(sizeof last / sizeof *last); moved_back++) {

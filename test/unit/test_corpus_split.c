@@ -1,4 +1,5 @@
-// The rule that divides a corpus: the shares, and cuts where a line ends and where the tokens stay what they were.
+// The rule that divides a corpus: the shares, and cuts where a line ends and where the tokens stay
+// what they were.
 
 #include "llmc/text/corpus_split.h"
 #include "test/test.h"
@@ -27,9 +28,11 @@ TEST(short_documents_are_drawn_with_the_stated_share) {
         int n = snprintf(text, sizeof text, "document %d.", i);
         drawn += corpus_side(text, n, 0.1) == CORPUS_VAL;
         // One side of a share is inside that side of every larger share.
-        if (corpus_side(text, n, 0.1) == CORPUS_VAL) assert_int_equal(corpus_side(text, n, 0.2), CORPUS_VAL);
+        if (corpus_side(text, n, 0.1) == CORPUS_VAL)
+            assert_int_equal(corpus_side(text, n, 0.2), CORPUS_VAL);
     }
-    assert_in_range(drawn, 400 - 114, 400 + 114); // binomial: mean 400, standard deviation 19; six of them
+    assert_in_range(drawn, 400 - 114,
+                    400 + 114); // binomial: mean 400, standard deviation 19; six of them
 }
 
 TEST(the_target_leaves_both_sides_a_byte) {
@@ -45,14 +48,16 @@ TEST(a_cut_is_the_first_start_of_a_line_from_the_target_on) {
     for (int64_t from = 1; from <= 14; from++)
         assert_int_equal(corpus_cut(bytes, text, n, from), from <= 4 ? 4 : from <= 8 ? 8 : 14);
     assert_int_equal(corpus_cut(bytes, text, n, 15), 15); // no line ends behind it
-    assert_int_equal(corpus_cut(bytes, "ab\n", 3, 1), 1); // the last newline would leave validation nothing
+    assert_int_equal(corpus_cut(bytes, "ab\n", 3, 1),
+                     1); // the last newline would leave validation nothing
 }
 
 TEST(a_cut_without_lines_is_between_characters) {
     static const char euro[3] = {'\xE2', '\x82', '\xAC'};
     char text[300];
     for (size_t i = 0; i < 100; i++) memcpy(text + 3 * i, euro, sizeof euro);
-    for (int64_t from = 1; from < 297; from++) assert_int_equal(corpus_cut(bytes, text, 300, from), (from + 2) / 3 * 3);
+    for (int64_t from = 1; from < 297; from++)
+        assert_int_equal(corpus_cut(bytes, text, 300, from), (from + 2) / 3 * 3);
 }
 
 TEST(a_cut_changes_no_token_and_is_in_no_word) {
@@ -60,8 +65,9 @@ TEST(a_cut_changes_no_token_and_is_in_no_word) {
         const char *text;
         int64_t from, cut;
     } cases[] = {
-        {"hello\nworld hello", 2, 6},      // a line that ends in one newline
-        {"hello\n\nworld hello", 2, 6},    // before the empty line: behind it two newlines would be one token
+        {"hello\nworld hello", 2, 6}, // a line that ends in one newline
+        {"hello\n\nworld hello", 2,
+         6}, // before the empty line: behind it two newlines would be one token
         {"hello\n\n\nworld hello", 2, 7},  //
         {"hello\n world\nhello", 2, 6},    // an indent of one space goes with the word
         {"hello\n  world\nhello", 2, 14},  // of the others, but the last, with the newline
@@ -72,7 +78,8 @@ TEST(a_cut_changes_no_token_and_is_in_no_word) {
         {"hello", 2, 2},                   // one long word
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int64_t cut = corpus_cut(toy, cases[i].text, (int64_t)strlen(cases[i].text), cases[i].from);
+        const int64_t cut =
+            corpus_cut(toy, cases[i].text, (int64_t)strlen(cases[i].text), cases[i].from);
         if (cut != cases[i].cut) fail_msg("\"%s\": cut at %d", cases[i].text, (int)cut);
     }
     static char newlines[CUT_SEARCH]; // one look at each, not at all before it
@@ -85,5 +92,6 @@ TEST(a_block_ends_between_characters) {
     const char *text = "ab\u00e9\u20ac\U0001F600z";
     static const int64_t ends[] = {1, 2, 2, 4, 4, 4, 7, 7, 7, 7, 11, 12};
     for (int64_t n = 1; n <= 12; n++) assert_int_equal(corpus_character_end(text, n), ends[n - 1]);
-    assert_int_equal(corpus_character_end("\x80\x80\x80\x80\x80\x80", 6), 6); // no characters: anywhere
+    assert_int_equal(corpus_character_end("\x80\x80\x80\x80\x80\x80", 6),
+                     6); // no characters: anywhere
 }

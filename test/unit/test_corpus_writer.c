@@ -74,7 +74,8 @@ TEST(full_shards_are_followed_by_others_and_have_the_checksums_of_their_files) {
 TEST(tokens_of_large_vocabularies_take_four_bytes) {
     const uint32_t tokens[] = {7, 65536, 69999};
     w.tokenizer = &wide;
-    assert_ok(corpus_writer_append(&w, CORPUS_TRAIN, tokens, 3, &err) && corpus_writer_finish(&w, &err));
+    assert_ok(corpus_writer_append(&w, CORPUS_TRAIN, tokens, 3, &err) &&
+              corpus_writer_finish(&w, &err));
     ShardSet set;
     assert_ok(shards_open(&set, tmp_file("train_*.bin"), 2, &err));
     uint32_t back[3];

@@ -1,5 +1,5 @@
-// The tree in which the gradients of a step's groups are added, and the shares of processes. What processes exchange is
-// tested with processes: test/invariants, test/e2e/test_processes.py.
+// The tree in which the gradients of a step's groups are added, and the shares of processes. What
+// processes exchange is tested with processes: test/invariants, test/e2e/test_processes.py.
 
 #include "llmc/base/random.h"
 #include "llmc/data/dataloader.h"
@@ -29,7 +29,8 @@ static Model *model_of_groups(int groups, DType dtype) {
     return model_of(options);
 }
 
-// Element e of the gradient of a group: values whose sum depends on the order, by several units in the last place.
+// Element e of the gradient of a group: values whose sum depends on the order, by several units in
+// the last place.
 static float gradient(int group, int64_t e) {
     const Philox bits = philox(5, (uint64_t)group, (uint64_t)e);
     float normal[2];
@@ -37,7 +38,9 @@ static float gradient(int group, int64_t e) {
     return normal[0] * ldexpf(1.0f, group % 5 * 3);
 }
 
-static float rounded(float x, DType dtype) { return dtype == DTYPE_FP32 ? x : bf16_to_float(float_to_bf16(x)); }
+static float rounded(float x, DType dtype) {
+    return dtype == DTYPE_FP32 ? x : bf16_to_float(float_to_bf16(x));
+}
 
 // The sum of groups [first, first + n): of the largest power of two below n, and of the others.
 static float tree(int first, int n, int64_t e, DType dtype) {
@@ -60,21 +63,25 @@ static void check_tree(int groups, DType dtype) {
     for (int g = 0; g < groups; g++) {
         for (int64_t e = 0; e < N; e++) in[e] = gradient(g, e);
         convert_elements(narrow, dtype == DTYPE_FP32 ? DTYPE_BF16 : dtype, in, DTYPE_FP32, N);
-        model_write_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)in : narrow);
+        model_write_bytes(model, all, 0, N * (int64_t)dtype_size(dtype),
+                          dtype == DTYPE_FP32 ? (void *)in : narrow);
         for (int b = 0; b < B; b++) losses[b] = (float)(g * B + b);
-        model_write_bytes(model, model_sequence_losses(model), 0, B * (int64_t)sizeof(float), losses);
+        model_write_bytes(model, model_sequence_losses(model), 0, B * (int64_t)sizeof(float),
+                          losses);
         data_parallel_end_group(shared, g);
     }
     assert_ok(data_parallel_end(shared, &err));
     data_parallel_destroy(shared);
-    model_read_bytes(model, all, 0, N * (int64_t)dtype_size(dtype), dtype == DTYPE_FP32 ? (void *)sums : narrow);
+    model_read_bytes(model, all, 0, N * (int64_t)dtype_size(dtype),
+                     dtype == DTYPE_FP32 ? (void *)sums : narrow);
     if (dtype != DTYPE_FP32) convert_elements(sums, DTYPE_FP32, narrow, dtype, N);
     for (int64_t e = 0; e < N; e++) {
         const float want = tree(0, groups, e, dtype);
         assert_memory_equal(&sums[e], &want, sizeof want);
     }
     assert_int_equal(tensor_numel(model_step_losses(model)), groups * B);
-    model_read_bytes(model, model_step_losses(model), 0, groups * B * (int64_t)sizeof(float), losses);
+    model_read_bytes(model, model_step_losses(model), 0, groups * B * (int64_t)sizeof(float),
+                     losses);
     for (int i = 0; i < groups * B; i++) assert_true(losses[i] == (float)i);
 }
 
@@ -88,11 +95,14 @@ TEST(each_sum_of_bf16_gradients_is_rounded_to_bf16) {
 
 TEST(sums_take_the_memory_of_a_binary_counter) {
     const MemoryPlan *plan = model_memory(model_of_groups(1, DTYPE_FP32));
-    const int64_t one = memory_plan_total(plan), gradients = memory_plan_class_bytes(plan, MEM_GRADIENTS);
+    const int64_t one = memory_plan_total(plan),
+                  gradients = memory_plan_class_bytes(plan, MEM_GRADIENTS);
     const struct { int groups, sums; } cases[] = {{2, 1}, {3, 2}, {4, 2}, {5, 3}, {8, 3}, {9, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const int64_t more = memory_plan_total(model_memory(model_of_groups(cases[i].groups, DTYPE_FP32))) - one;
-        assert_int_equal(more / gradients, cases[i].sums); // and the losses of the groups, a few bytes
+        const int64_t more =
+            memory_plan_total(model_memory(model_of_groups(cases[i].groups, DTYPE_FP32))) - one;
+        assert_int_equal(more / gradients,
+                         cases[i].sums); // and the losses of the groups, a few bytes
     }
 }
 
@@ -110,10 +120,12 @@ TEST(each_group_draws_its_own_random_bits_whoever_computes_it) {
             data_parallel_begin(shared);
             for (int g = 0; g < share.count; g++) {
                 assert_int_equal(model_get_control(model).micro_steps, (share.first + g) * STRIDE);
-                micro_step_count(model_control(model), ceil_div(step_share_windows(&share, g), MICRO_BATCH));
+                micro_step_count(model_control(model),
+                                 ceil_div(step_share_windows(&share, g), MICRO_BATCH));
                 data_parallel_end_group(shared, g);
             }
-            if (processes == 1) assert_ok(data_parallel_end(shared, &err)); // the exchange needs the others
+            if (processes == 1)
+                assert_ok(data_parallel_end(shared, &err)); // the exchange needs the others
             data_parallel_destroy(shared);
             if (processes > 1) continue;
             assert_int_equal(model_get_control(model).micro_steps, GROUPS * STRIDE);
@@ -149,7 +161,8 @@ TEST(only_powers_of_two_of_groups_fall_to_a_process) {
                  {6, 2, "1, 3, 6."}, {8, 3, "1, 2, 4, 8."}, {12, 2, "1, 3, 6, 12."},
                  {4, 8, "1, 2, 4."}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const bool ok = step_share_make(&share, 100, 4, cases[i].groups, 0, cases[i].processes, &err);
+        const bool ok =
+            step_share_make(&share, 100, 4, cases[i].groups, 0, cases[i].processes, &err);
         assert_int_equal(ok, cases[i].possible == NULL);
         if (cases[i].possible) assert_non_null(strstr(err.text, cases[i].possible));
     }

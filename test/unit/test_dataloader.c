@@ -1,5 +1,5 @@
-// The data loader: the right windows in the right order, however they are cut into batches; errors when they are due;
-// an end at any moment.
+// The data loader: the right windows in the right order, however they are cut into batches; errors
+// when they are due; an end at any moment.
 
 #include "llmc/data/dataloader.h"
 #include "test/fixture.h"
@@ -67,7 +67,8 @@ static int64_t window_of(const uint16_t *tokens) {
 static void read_windows(int64_t *out, int64_t n) {
     for (int64_t done = 0; done < n;) {
         assert_in_range(next_count(), 1, n - done);
-        for (int64_t i = 0; i < count; i++) out[done++] = window_of((const uint16_t *)got + i * (T + 1));
+        for (int64_t i = 0; i < count; i++)
+            out[done++] = window_of((const uint16_t *)got + i * (T + 1));
     }
 }
 
@@ -126,7 +127,8 @@ TEST(a_loader_goes_on_from_the_position_of_another) {
     }
 }
 
-// Loaders of one group each read what one loader of all groups reads, and agree about the position after a step.
+// Loaders of one group each read what one loader of all groups reads, and agree about the position
+// after a step.
 TEST(loaders_of_groups_share_the_windows_of_each_step) {
     enum { STEP = 19, STEPS = 5, BATCH = 2 };
     int64_t whole[STEP * STEPS], windows[STEP * STEPS];
@@ -178,7 +180,8 @@ TEST(a_buffer_stays_untouched_until_the_second_next_call) {
                 assert_int_equal(window_of((const uint16_t *)got + i * (T + 1)),
                                  shuffle_window(2 * call + i, WINDOWS, 1337));
                 if (!before) continue;
-                assert_int_equal(window_of(before + i * (T + 1)), shuffle_window(2 * call - 2 + i, WINDOWS, 1337));
+                assert_int_equal(window_of(before + i * (T + 1)),
+                                 shuffle_window(2 * call - 2 + i, WINDOWS, 1337));
             }
             before = got;
         }
@@ -188,7 +191,8 @@ TEST(a_buffer_stays_untouched_until_the_second_next_call) {
 TEST(an_error_comes_when_its_batch_is_due_and_stays) {
     DataLoaderOptions options = options_of(5, 10);
     options.shuffle = false;
-    options.vocab = 33 * T + 1; // window 32 is the last good one: the batch of windows 30 to 34 fails
+    // window 32 is the last good one: the batch of windows 30 to 34 fails
+    options.vocab = 33 * T + 1;
     for (int ring = 2; ring <= 12; ring += 5) {
         options.ring = ring;
         open_loader(options);

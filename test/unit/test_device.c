@@ -27,8 +27,8 @@ static const char *best_vector_code(void) {
     while (f && fgets(flags, sizeof flags, f)) {
         if (strncmp(flags, "flags", 5) != 0) continue;
         avx2 = strstr(flags, " avx2 ") && strstr(flags, " fma ");
-        avx512 = avx2 && strstr(flags, " avx512f ") && strstr(flags, " avx512bw ") && strstr(flags, " avx512vl ") &&
-                 strstr(flags, " avx512dq ");
+        avx512 = avx2 && strstr(flags, " avx512f ") && strstr(flags, " avx512bw ") &&
+                 strstr(flags, " avx512vl ") && strstr(flags, " avx512dq ");
         bf16 = avx512 && strstr(flags, " avx512_bf16 ");
         amx = bf16 && strstr(flags, " amx_tile ") && strstr(flags, " amx_bf16 ");
         break;
@@ -78,7 +78,8 @@ TEST(the_facts_name_the_machine) {
     assert_non_null(strstr(f->name, "2 threads"));
     char code[64];
     const char *asked = getenv("PRETRAIN_CPU");
-    snprintf(code, sizeof code, "vector code %s, oneDNN ", asked && *asked ? asked : best_vector_code());
+    snprintf(code, sizeof code, "vector code %s, oneDNN ",
+             asked && *asked ? asked : best_vector_code());
     assert_non_null(strstr(f->libraries, code));
     assert_int_equal(f->units, 2);
     assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
@@ -103,7 +104,8 @@ TEST(the_device_starts_again_after_a_shutdown_but_not_with_an_impossible_number_
 TEST(bits_depend_on_the_vector_code_the_library_and_the_threads) {
     AUTO_FREE char *here = device_tuning();
     assert_non_null(strstr(here, device_facts()->libraries));
-    assert_true(device_restore_tuning(here) && device_restore_tuning("")); // "": of a version that did not tell
+    assert_true(device_restore_tuning(here) &&
+                device_restore_tuning("")); // "": of a version that did not tell
     assert_false(device_restore_tuning("vector code of another processor"));
     char *threads = strrchr(here, ','), other[256];
     assert_non_null(threads);
@@ -115,8 +117,9 @@ TEST(bits_depend_on_the_vector_code_the_library_and_the_threads) {
 }
 
 TEST(allocated_memory_is_zeroed_and_aligned) {
-    const size_t sizes[] = {1, 4097, (2 << 20) + 3, (9 << 20) + 1}; // below and above where huge pages are asked for
-    for (int round = 0; round < 2; round++)                         // the second round may get memory that was written
+    const size_t sizes[] = {1, 4097, (2 << 20) + 3,
+                            (9 << 20) + 1}; // below and above where huge pages are asked for
+    for (int round = 0; round < 2; round++) // the second round may get memory that was written
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             unsigned char *p = device_alloc(sizes[i], &err);
             assert_non_null(p);
@@ -139,7 +142,8 @@ TEST(the_peak_follows_what_was_taken) {
     assert_non_null(p);
     size_t during = device_memory_peak();
     assert_true(during >= bytes);
-    // Earlier peaks may hide the growth, but nothing may add more than pages and the allocator's bookkeeping to it.
+    // Earlier peaks may hide the growth, but nothing may add more than pages and the allocator's
+    // bookkeeping to it.
     assert_true(during <= before + bytes + (4 << 20));
     device_free(p);
     assert_true(device_memory_peak() >= during);
@@ -162,7 +166,8 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     for (int i = 0; i < 2; i++) {
         DeviceSpeed speed;
-        // What libraries and allocator keep is there after the first time; 64 MiB of buffers come and go each time.
+        // What libraries and allocator keep is there after the first time; 64 MiB of buffers come
+        // and go each time.
         assert_true(speed_measure(dtypes[i], 64 << 20, &speed, &err));
         assert_true(speed.matmul_flops > 0 && isfinite(speed.matmul_flops));
         assert_true(speed.copy_bandwidth > 0 && isfinite(speed.copy_bandwidth));
@@ -175,9 +180,11 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     assert_error(speed_measure(DTYPE_FP16, 0, &unsupported, &err), "fp16");
 }
 
-// 1024 rows of 4 x 768 in bf16: a product whose pieces take scratch. Access to the old workspace ends the test.
+// 1024 rows of 4 x 768 in bf16: a product whose pieces take scratch. Access to the old workspace
+// ends the test.
 TEST(nothing_reads_or_writes_a_workspace_that_was_taken_back) {
-    const OpsShape shape = {.B = 1, .T = 1024, .C = 768, .NH = 12, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16};
+    const OpsShape shape = {
+        .B = 1, .T = 1024, .C = 768, .NH = 12, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16};
     const size_t bytes = (size_t)ops_workspace_bytes(shape), matrix = 1024 * 3072 * 2;
     char *workspace = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *memory = device_alloc(3 * matrix, &err);
@@ -186,7 +193,8 @@ TEST(nothing_reads_or_writes_a_workspace_that_was_taken_back) {
     ops_set_workspace(workspace, (int64_t)bytes);
     matmul_forward(tensor_make(memory, DTYPE_BF16, "out", 1024, 3072, 0, 0),
                    tensor_make(memory + matrix, DTYPE_BF16, "in", 1024, 768, 0, 0),
-                   tensor_make(memory + 2 * matrix, DTYPE_BF16, "weight", 3072, 768, 0, 0), tensor_none());
+                   tensor_make(memory + 2 * matrix, DTYPE_BF16, "weight", 3072, 768, 0, 0),
+                   tensor_none());
     ops_set_workspace(NULL, 0);
     assert_int_equal(munmap(workspace, bytes), 0);
     assert_true(speed_measure(DTYPE_FP32, 64 << 20, &speed, &err));

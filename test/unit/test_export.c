@@ -1,5 +1,5 @@
-// Models as others read them: what comes in goes out with the same bits, nothing is overwritten that is no model, and
-// an export that fails leaves nothing.
+// Models as others read them: what comes in goes out with the same bits, nothing is overwritten
+// that is no model, and an export that fails leaves nothing.
 
 #include "llmc/base/directory.h"
 #include "llmc/base/random.h"
@@ -32,13 +32,16 @@ static const DType file_dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 static ModelConfig config = {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
 static Model *make_model(DType dtype, bool train) {
-    return model_of((ModelOptions){.config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
+    return model_of((ModelOptions){
+        .config = config, .dtype = dtype, .master = true, .train = train, .B = 1, .T = 16});
 }
 
 // Any finite number of the type, by its bits: -0 and subnormal ones too.
 static uint32_t random_bits(DType dtype, int tensor, int64_t element) {
     const uint32_t r = philox(3, (uint64_t)tensor, (uint64_t)element).v[0];
-    const uint32_t exponent = dtype == DTYPE_FP16 ? 0x7C00 : dtype == DTYPE_BF16 ? 0x7F80 : 0x7F800000;
+    const uint32_t exponent = dtype == DTYPE_FP16   ? 0x7C00
+                              : dtype == DTYPE_BF16 ? 0x7F80
+                                                    : 0x7F800000;
     const uint32_t bits = dtype == DTYPE_FP32 ? r : r & 0xFFFF;
     return (bits & exponent) == exponent ? bits & ~exponent : bits;
 }
@@ -55,7 +58,8 @@ static void fill_model(Model *m, DType dtype) {
     for (int i = 0; i < model_num_tensors(m); i++) {
         const Parameter *p = &model_parameters(m)[i];
         AUTO_FREE float *values = calloc((size_t)parameter_numel(p), sizeof *values);
-        for (int64_t e = 0; e < p->file_rows * p->cols; e++) values[e] = value_of(dtype, random_bits(dtype, i, e));
+        for (int64_t e = 0; e < p->file_rows * p->cols; e++)
+            values[e] = value_of(dtype, random_bits(dtype, i, e));
         model_set_weight(m, i, 0, p->rows, values);
     }
 }
@@ -68,17 +72,23 @@ static void assert_same_files(const char *a, const char *b) {
     free(y);
 }
 
-static const TrainerState first_step = {.step = 1, .position = 1, .T = 16, .eot = -1, .control = {.loss_scale = 1.0f}};
+static const TrainerState first_step = {
+    .step = 1, .position = 1, .T = 16, .eot = -1, .control = {.loss_scale = 1.0f}};
 
 static void export_to(const char *path, const Model *m, DType dtype) {
-    const ExportType type = dtype == DTYPE_FP32 ? EXPORT_FP32 : dtype == DTYPE_FP16 ? EXPORT_FP16 : EXPORT_BF16;
+    const ExportType type = dtype == DTYPE_FP32   ? EXPORT_FP32
+                            : dtype == DTYPE_FP16 ? EXPORT_FP16
+                                                  : EXPORT_BF16;
     assert_ok(export_model(path, &(HuggingFaceModel){.model = m, .eot = -1}, type, &err));
 }
 
-// ------------------------------------------------------------------------------------------------------- the same bits
+// -------------------------------------------------------------------------------------------------
+// the same bits
 
-// Element (r, c) of tensor i in the safetensors file, against the bits that the model was filled with.
-static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const Parameter *p, int i, DType dtype) {
+// Element (r, c) of tensor i in the safetensors file, against the bits that the model was filled
+// with.
+static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const Parameter *p, int i,
+                          DType dtype) {
     const SafetensorsEntry *e = safetensors_find(f, p->name);
     assert_non_null(e);
     assert_int_equal(e->dtype, dtype);
@@ -87,7 +97,8 @@ static void assert_tensor(SafetensorsFile *f, const unsigned char *bytes, const 
     for (int64_t r = 0; r < p->file_rows; r++)
         for (int64_t c = 0; c < p->cols; c++) {
             uint32_t bits = 0;
-            const int64_t at = swap ? c * p->rows + r : r * p->cols + c, size = (int64_t)dtype_size(dtype);
+            const int64_t at = swap ? c * p->rows + r : r * p->cols + c,
+                          size = (int64_t)dtype_size(dtype);
             memcpy(&bits, bytes + e->offset + at * size, (size_t)size);
             if (bits != random_bits(dtype, i, (r * p->cols + c)))
                 fail_msg("%s[%d][%d] in %s", p->name, (int)r, (int)c, dtype_name(dtype));
@@ -123,11 +134,13 @@ static void check_directories(void) {
             Model *m = make_model(runs[r], true), *resumed = make_model(runs[r], true);
             assert_ok(weights_file_load(m, tmp_file("given"), &err));
             export_to(tmp_file("made"), m, file_dtypes[d]);
-            assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
+            assert_same_files(tmp_file("given/model.safetensors"),
+                              tmp_file("made/model.safetensors"));
             assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
             assert_ok(weights_file_load(resumed, tmp_file("step_00000001"), &err));
             export_to(tmp_file("made"), resumed, file_dtypes[d]);
-            assert_same_files(tmp_file("given/model.safetensors"), tmp_file("made/model.safetensors"));
+            assert_same_files(tmp_file("given/model.safetensors"),
+                              tmp_file("made/model.safetensors"));
         }
     }
 }
@@ -143,8 +156,10 @@ TEST(so_do_those_of_another_d_ff_which_they_state) {
 }
 
 TEST(a_model_of_others_is_moved_aside) {
-    static const char *const files[] = {"model/model.safetensors", "model/config.json", "model.gguf"};
-    static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json", "model.gguf.1"};
+    static const char *const files[] = {"model/model.safetensors", "model/config.json",
+                                        "model.gguf"};
+    static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json",
+                                       "model.gguf.1"};
     static const char *const content[] = {"mine", "mine", "GGUF of another"};
     Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file("model"), &err));
@@ -204,7 +219,8 @@ TEST(rounding_is_to_nearest_even) {
     for (int d = 0; d < 2; d++) {
         export_to(tmp_file("model"), m, d ? DTYPE_FP16 : DTYPE_BF16);
         SafetensorsFile *f = safetensors_open(tmp_file("model/model.safetensors"), &err);
-        assert_ok(safetensors_read_fp32(f, safetensors_find(f, "transformer.wpe.weight"), 0, 4, out, &err));
+        assert_ok(safetensors_read_fp32(f, safetensors_find(f, "transformer.wpe.weight"), 0, 4, out,
+                                        &err));
         assert_memory_equal(out, expected[d], sizeof out);
         safetensors_close(f);
     }
@@ -219,31 +235,38 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     export_to(tmp_file("model"), m, DTYPE_FP16);
     row[79] = -65520.0f;
     model_set_weight(m, index, 319, 1, row);
-    assert_false(export_model(tmp_file("other"), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP16, &err));
-    assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot represent; write "
+    assert_false(export_model(tmp_file("other"), &(HuggingFaceModel){.model = m, .eot = -1},
+                              EXPORT_FP16, &err));
+    assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot "
+                   "represent; write "
                    "the model in bf16");
     row[79] = 3.4e38f;
     model_set_weight(m, index, 319, 1, row);
-    assert_error(
-        export_model(tmp_file("other.bin"), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_BF16, &err),
-        "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot represent; write the model in fp32");
+    assert_error(export_model(tmp_file("other.bin"), &(HuggingFaceModel){.model = m, .eot = -1},
+                              EXPORT_BF16, &err),
+                 "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot "
+                 "represent; write the model in fp32");
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
 
-// -------------------------------------------------------------------------------------------------- what else is there
+// -------------------------------------------------------------------------------------------------
+// what else is there
 
 TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     Model *m = make_model(DTYPE_FP32, false);
     for (int d = 0; d < 3; d++) {
-        assert_ok(export_model(tmp_file("model"), &(HuggingFaceModel){.model = m, .eot = 129}, (ExportType)d, &err));
+        assert_ok(export_model(tmp_file("model"), &(HuggingFaceModel){.model = m, .eot = 129},
+                               (ExportType)d, &err));
         AUTO_FREE char *text = read_text(tmp_file("model/config.json"));
         assert_true(strstr(text, types[d]) && strstr(text, "\"eos_token_id\": 129") &&
                     strstr(text, "\"vocab_size\": 130"));
-        assert_int_equal(entries_of(tmp_file("model")), 2); // no tokenizer is known, none is written
+        assert_int_equal(entries_of(tmp_file("model")),
+                         2); // no tokenizer is known, none is written
     }
     Tokenizer *bytes = tokenizer_bytes(&err);
-    assert_ok(export_model(tmp_file("model"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
+    assert_ok(export_model(tmp_file("model"),
+                           &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
                            EXPORT_FP32, &err));
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     assert_ok(back);
@@ -253,14 +276,16 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     tokenizer_free(back), tokenizer_free(bytes);
 }
 
-// ------------------------------------------------------------------------------------------------------- where it goes
+// -------------------------------------------------------------------------------------------------
+// where it goes
 
 // What is refused: test/refusals.txt.
 TEST(a_check_before_the_training_leaves_nothing_behind) {
     assert_ok(export_check(tmp_file("model"), EXPORT_FP16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.bin"), EXPORT_BF16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.gguf"), EXPORT_Q8_0, &config, NULL, &err));
-    assert_ok(export_check(tmp_file("a/b/model"), EXPORT_FP16, &config, NULL, &err)); // parents are made by the export
+    assert_ok(export_check(tmp_file("a/b/model"), EXPORT_FP16, &config, NULL,
+                           &err)); // parents are made by the export
     assert_int_equal(entries_of(tmp.path), 0);
 }
 
@@ -271,7 +296,8 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
         Tokenizer *t = round ? NULL : tokenizer_bytes(&err);
         assert_ok(export_check(slashes, EXPORT_FP32, &config, NULL, &err));
-        assert_ok(export_model(slashes, &(HuggingFaceModel){.model = m, .eot = -1, .tokenizer = t}, EXPORT_FP32, &err));
+        assert_ok(export_model(slashes, &(HuggingFaceModel){.model = m, .eot = -1, .tokenizer = t},
+                               EXPORT_FP32, &err));
         assert_ok(export_check(bin, EXPORT_FP32, &config, NULL, &err));
         export_to(bin, m, DTYPE_FP32);
         assert_int_equal(entries_of(tmp_file("model")), round ? 2 : 4);
@@ -287,18 +313,21 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
 TEST(a_checkpoint_is_never_replaced) {
     Model *m = make_model(DTYPE_FP32, true);
     assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
-    assert_error(export_model(tmp_file("step_00000001"), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP32, &err),
+    assert_error(export_model(tmp_file("step_00000001"), &(HuggingFaceModel){.model = m, .eot = -1},
+                              EXPORT_FP32, &err),
                  "in it was not written by this program; name another directory");
 }
 
 TEST(what_a_killed_export_left_is_no_obstacle) {
     Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file(".tmp-model"), &err));
-    write_text(tmp_file(".tmp-model/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
+    write_text(tmp_file(".tmp-model/model.safetensors"),
+               "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
     assert_ok(directory_make(tmp_file(".tmp-other-123"), &err)); // whatever its target was
-    write_text(tmp_file(".tmp-other-123/model.safetensors"), "half: {\"__metadata__\":{" SAFETENSORS_MARK);
+    write_text(tmp_file(".tmp-other-123/model.safetensors"),
+               "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     write_text(tmp_file("a.gguf.tmp-77"), "GGUF");
     write_text(tmp_file("b.bin.tmp-77"), LLMC_BIN_MAGIC);
     export_to(tmp_file("model"), m, DTYPE_FP32);
@@ -316,7 +345,8 @@ TEST(an_export_leaves_alone_what_another_process_writes) {
     Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file(".tmp-model-123"), &err));
     write_text(tmp_file("a.gguf.tmp-77"), "GGUF");
-    const int directory = open(tmp_file(".tmp-model-123"), O_RDONLY), file = open(tmp_file("a.gguf.tmp-77"), O_RDWR);
+    const int directory = open(tmp_file(".tmp-model-123"), O_RDONLY),
+              file = open(tmp_file("a.gguf.tmp-77"), O_RDWR);
     assert_int_equal(flock(directory, LOCK_EX), 0);
     assert_int_equal(flock(file, LOCK_EX), 0);
     export_to(tmp_file("model"), m, DTYPE_FP32);
@@ -337,11 +367,12 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     export_to(tmp_file("model.gguf"), m, DTYPE_FP32);
     export_to(tmp_file("twin.gguf"), m, DTYPE_FP32);
     const rlim_t limits[] = {100, 300000};
-    const char *const targets[] = {"model", "model.bin", "model.gguf", "new", "new.bin", "new.gguf"};
+    const char *const targets[] = {"model", "model.bin", "model.gguf",
+                                   "new",   "new.bin",   "new.gguf"};
     for (int i = 0; i < 12; i++) {
         limit_file_size(limits[i / 6]);
-        const bool ok =
-            export_model(tmp_file(targets[i % 6]), &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP32, &err);
+        const bool ok = export_model(tmp_file(targets[i % 6]),
+                                     &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP32, &err);
         limit_file_size(RLIM_INFINITY);
         assert_false(ok);
         assert_message("cannot write: File too large");

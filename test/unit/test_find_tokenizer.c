@@ -1,4 +1,5 @@
-// Which tokenizer a run takes: the one that belongs to its weights and its data, and none that belongs to others.
+// Which tokenizer a run takes: the one that belongs to its weights and its data, and none that
+// belongs to others.
 
 #include "llmc/base/directory.h"
 #include "test/unit/store_fixture.h"
@@ -6,7 +7,8 @@
 
 static char home[PATH_MAX]; // where the tests were started
 
-// A tokenizer.json of the 256 bytes, `pairs` tokens of two letters each that begin with `letter`, and end-of-text.
+// A tokenizer.json of the 256 bytes, `pairs` tokens of two letters each that begin with `letter`,
+// and end-of-text.
 static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     const char *ranks = tmp_file("ranks");
     FILE *f = toy_create(ranks);
@@ -35,8 +37,8 @@ TestFixture test_each = {make_places, tmp_teardown};
 #define SHARDS tmp_file("data/train_*.bin")
 
 // The tokenizer that is found must be the one at `name` ("": bytes, NULL: none).
-static void assert_found(const char *name, const char *given, const char *weights, const char *shards, int64_t vocab,
-                         int64_t V) {
+static void assert_found(const char *name, const char *given, const char *weights,
+                         const char *shards, int64_t vocab, int64_t V) {
     Tokenizer *t = NULL;
     if (!tokenizer_find(&t, given, weights, shards, vocab, V, &err)) fail_msg("%s", err.text);
     if (!name) {
@@ -44,19 +46,20 @@ static void assert_found(const char *name, const char *given, const char *weight
         return;
     }
     if (!t) fail_msg("no tokenizer was found, expected %s", name);
-    if (*name && !strstr(tokenizer_name(t), name)) fail_msg("%s, expected %s", tokenizer_name(t), name);
+    if (*name && !strstr(tokenizer_name(t), name))
+        fail_msg("%s, expected %s", tokenizer_name(t), name);
     if (!*name) assert_string_equal(tokenizer_name(t), "bytes");
     tokenizer_free(t);
 }
 
-#define REFUSED(given, weights, shards, vocab, V, ...)                                                                 \
-    do {                                                                                                               \
-        static const char *const words[] = {__VA_ARGS__};                                                              \
-        Tokenizer *refused;                                                                                            \
-        err.text[0] = '\0';                                                                                            \
-        assert_false(tokenizer_find(&refused, given, weights, shards, vocab, V, &err));                                \
-        assert_null(refused);                                                                                          \
-        for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) assert_message(words[w]);                          \
+#define REFUSED(given, weights, shards, vocab, V, ...)                                             \
+    do {                                                                                           \
+        static const char *const words[] = {__VA_ARGS__};                                          \
+        Tokenizer *refused;                                                                        \
+        err.text[0] = '\0';                                                                        \
+        assert_false(tokenizer_find(&refused, given, weights, shards, vocab, V, &err));            \
+        assert_null(refused);                                                                      \
+        for (size_t w = 0; w < sizeof words / sizeof words[0]; w++) assert_message(words[w]);      \
     } while (0)
 
 TEST(the_given_one_comes_first_then_that_of_the_weights_then_that_of_the_shards) {
@@ -108,7 +111,8 @@ TEST(gpt2_tokenizer_bin_is_taken_for_gpt2s_vocabulary_only) {
 TEST(bytes_is_the_name_of_the_built_in_one) {
     assert_found("", "bytes", MODEL, SHARDS, 257, 257);
     assert_found("", "bytes", MODEL, SHARDS, 0, 384);
-    REFUSED("bytes", MODEL, SHARDS, 0, 256, "--tokenizer: bytes has 257 tokens", "a vocabulary of 256");
+    REFUSED("bytes", MODEL, SHARDS, 0, 256, "--tokenizer: bytes has 257 tokens",
+            "a vocabulary of 256");
     REFUSED("bytes", MODEL, SHARDS, 300, 300, "bytes has 257 tokens", "were made with 300");
 }
 
@@ -123,21 +127,23 @@ TEST(what_is_given_must_open_and_fit) {
     write_bytes(tmp_file("text"), "this is no tokenizer\n", 21);
     REFUSED(tmp_file("text"), MODEL, SHARDS, 0, 300, "--tokenizer: ", "text");
     const int64_t vocab = write_tokenizer("mine.json", 'x', 3);
-    REFUSED(tmp_file("mine.json"), MODEL, SHARDS, 300, 300, "--tokenizer: ", "mine.json has 260 tokens",
-            "data/train_*.bin were made with 300");
+    REFUSED(tmp_file("mine.json"), MODEL, SHARDS, 300, 300,
+            "--tokenizer: ", "mine.json has 260 tokens", "data/train_*.bin were made with 300");
     assert_found("mine.json", tmp_file("mine.json"), MODEL, SHARDS, vocab, 300);
 }
 
 TEST(a_tokenizer_with_more_tokens_than_the_model_is_refused_with_both_numbers) {
     write_tokenizer("model/tokenizer.json", 'x', 3);
-    REFUSED("", MODEL, SHARDS, 0, 259, "model/tokenizer.json has 260 tokens", "a vocabulary of 259", "--tokenizer");
+    REFUSED("", MODEL, SHARDS, 0, 259, "model/tokenizer.json has 260 tokens", "a vocabulary of 259",
+            "--tokenizer");
     assert_found("model/tokenizer.json", "", MODEL, SHARDS, 0, 384); // fewer: models pad theirs
 }
 
 TEST(data_of_another_size_than_the_models_tokenizer_are_refused_with_both_numbers) {
     write_tokenizer("model/tokenizer.json", 'x', 3);
-    REFUSED("", MODEL, SHARDS, 257, 260, "model/tokenizer.json has 260 tokens", "data/train_*.bin were made with 257",
-            "data/prepare --tokenizer ", "model/tokenizer.json -o DIR FILE...)");
+    REFUSED("", MODEL, SHARDS, 257, 260, "model/tokenizer.json has 260 tokens",
+            "data/train_*.bin were made with 257", "data/prepare --tokenizer ",
+            "model/tokenizer.json -o DIR FILE...)");
 }
 
 TEST(data_of_another_tokenizer_of_the_same_size_are_refused_with_both_files) {

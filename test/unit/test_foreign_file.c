@@ -1,4 +1,5 @@
-// Every kind of file in the table is named by its first bytes, or by its name alone, and nothing else is.
+// Every kind of file in the table is named by its first bytes, or by its name alone, and nothing
+// else is.
 
 #include "llmc/base/foreign_file.h"
 #include "test/test.h"
@@ -26,7 +27,8 @@ TEST(what_a_download_leaves_instead_of_the_file_is_named) {
     FILE_IS("x", "<!DOCTYPE html>\n<title>Not found</title>", "a web page (HTML)");
     FILE_IS("x", "\n\n  <html lang=\"en\">", "a web page (HTML)");
     FILE_IS("x", "\xEF\xBB\xBF<HTML>", "a web page (HTML)");
-    FILE_IS("x", "<?xml version=\"1.0\"?>\n<Error><Code>AccessDenied</Code>", "an error message of a web server");
+    FILE_IS("x", "<?xml version=\"1.0\"?>\n<Error><Code>AccessDenied</Code>",
+            "an error message of a web server");
     FILE_IS("x", "{\"error\":\"Repository not found\"}", "an error message of a web server");
     FILE_IS("x", "Entry not found", "an error message of a web server");
     char zeros[FOREIGN_FILE_HEAD] = {0};
@@ -122,11 +124,13 @@ TEST(plain_text_and_raw_tokens_are_not_of_a_known_kind) {
 TEST(the_message_has_the_file_the_kind_and_the_next_step) {
     static const char pointer[] = "version https://git-lfs.github.com/spec/v1\n";
     assert_false(foreign_file_check("a token shard", "a/f.bin", pointer, sizeof pointer - 1, &err));
-    assert_string_equal(err.text, "a/f.bin: not a token shard but a Git LFS pointer: fetch the file itself with "
-                                  "'git lfs pull'");
+    assert_string_equal(
+        err.text, "a/f.bin: not a token shard but a Git LFS pointer: fetch the file itself with "
+                  "'git lfs pull'");
     assert_false(foreign_file_check_text("JSON", "a/f.json", pointer, sizeof pointer - 1, &err));
-    assert_string_equal(err.text,
-                        "a/f.json: not JSON but a Git LFS pointer: fetch the file itself with 'git lfs pull'");
+    assert_string_equal(
+        err.text,
+        "a/f.json: not JSON but a Git LFS pointer: fetch the file itself with 'git lfs pull'");
 }
 
 TEST(text_is_named_where_a_binary_file_is_expected_only) {
@@ -136,9 +140,11 @@ TEST(text_is_named_where_a_binary_file_is_expected_only) {
                  {" {\"a\": 1}", "but JSON: "},
                  {"IQ== 0\nIg== 1\n", "but the ranks of a tiktoken vocabulary: "}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        assert_false(foreign_file_check("a token shard", "x", cases[i].head, strlen(cases[i].head), &err));
+        assert_false(
+            foreign_file_check("a token shard", "x", cases[i].head, strlen(cases[i].head), &err));
         assert_non_null(strstr(err.text, cases[i].kind));
-        assert_true(foreign_file_check_text("a token shard", "x", cases[i].head, strlen(cases[i].head), &err));
+        assert_true(foreign_file_check_text("a token shard", "x", cases[i].head,
+                                            strlen(cases[i].head), &err));
     }
     char cut[FOREIGN_FILE_HEAD]; // the last character is cut off by the end of the head
     memset(cut, 'a', sizeof cut);

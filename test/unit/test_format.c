@@ -10,13 +10,15 @@ typedef struct {
     const char *text;
 } Case;
 
-static void assert_formats(const char *(*format)(double, char *, int), const Case *cases, size_t n) {
+static void assert_formats(const char *(*format)(double, char *, int), const Case *cases,
+                           size_t n) {
     for (size_t i = 0; i < n; i++) {
         char buf[64];
         assert_string_equal(format(cases[i].x, buf, sizeof buf), cases[i].text);
     }
 }
-#define ASSERT_FORMATS(format, cases) assert_formats(format, cases, sizeof(cases) / sizeof(cases)[0])
+#define ASSERT_FORMATS(format, cases)                                                              \
+    assert_formats(format, cases, sizeof(cases) / sizeof(cases)[0])
 
 TEST(bytes_have_three_digits_and_binary_units) {
     const Case cases[] = {
@@ -37,9 +39,10 @@ TEST(bytes_have_three_digits_and_binary_units) {
 
 TEST(counts_have_four_digits) {
     const Case cases[] = {
-        {0, "0"},           {950, "950"},          {999, "999"},       {12.34, "12.34"},   {0.5, "0.500"},
-        {1000, "1.000K"},   {1017, "1.017K"},      {666600, "666.6K"}, {999960, "1.000M"}, {99999, "100.0K"},
-        {9999.6, "10.00K"}, {124475904, "124.5M"}, {1e10, "10.00B"},   {1e12, "1.000T"},   {5e15, "5000T"},
+        {0, "0"},           {950, "950"},      {999, "999"},       {12.34, "12.34"},
+        {0.5, "0.500"},     {1000, "1.000K"},  {1017, "1.017K"},   {666600, "666.6K"},
+        {999960, "1.000M"}, {99999, "100.0K"}, {9999.6, "10.00K"}, {124475904, "124.5M"},
+        {1e10, "10.00B"},   {1e12, "1.000T"},  {5e15, "5000T"},
     };
     ASSERT_FORMATS(format_count, cases);
 }
@@ -55,8 +58,9 @@ TEST(durations_have_two_units) {
 
 TEST(fixed_numbers_keep_their_width) {
     const Case cases[] = {
-        {9.1234, "9.1234"}, {10.8249, "10.825"},  {9.99996, "10.000"}, {0.00004, "0.0000"},  {1234.56, "1234.6"},
-        {123456, "123456"}, {1234567, "1234567"}, {NAN, "   nan"},     {INFINITY, "   inf"},
+        {9.1234, "9.1234"},   {10.8249, "10.825"}, {9.99996, "10.000"},
+        {0.00004, "0.0000"},  {1234.56, "1234.6"}, {123456, "123456"},
+        {1234567, "1234567"}, {NAN, "   nan"},     {INFINITY, "   inf"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char buf[64];
@@ -71,7 +75,8 @@ TEST(exact_numbers_read_back_as_the_same_double) {
         {NAN, "null"}, {INFINITY, "null"},
     };
     ASSERT_FORMATS(format_exact, cases);
-    const double values[] = {1.0 / 3.0, M_PI, 0x1p-1074, 1.7976931348623157e308, 0.1 + 0.2, 0x1p53 + 2};
+    const double values[] = {1.0 / 3.0, M_PI,      0x1p-1074, 1.7976931348623157e308,
+                             0.1 + 0.2, 0x1p53 + 2};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
         char buf[64];
         assert_true(strtod(format_exact(values[i], buf, sizeof buf), NULL) == values[i]);
@@ -92,14 +97,17 @@ static void put_indented(FILE *f, const char *text, size_t n) { format_visible(f
 
 TEST(json_strings_are_escaped_and_always_utf8) {
     assert_string_equal(written(format_json_string, "a\"b\\c", 5), "\"a\\\"b\\\\c\"");
-    assert_string_equal(written(format_json_string, "\n\t\x1b\x7f\0z", 6), "\"\\n\\u0009\\u001b\\u007f\\u0000z\"");
-    assert_string_equal(written(format_json_string, "\xC3\xA9\xE2\x82", 4), "\"\xC3\xA9\\ufffd\\ufffd\"");
+    assert_string_equal(written(format_json_string, "\n\t\x1b\x7f\0z", 6),
+                        "\"\\n\\u0009\\u001b\\u007f\\u0000z\"");
+    assert_string_equal(written(format_json_string, "\xC3\xA9\xE2\x82", 4),
+                        "\"\xC3\xA9\\ufffd\\ufffd\"");
 }
 
 TEST(samples_cannot_move_the_cursor) {
     assert_string_equal(written(put_indented, "a\nb\n", 4), "  a\n  b");
     assert_string_equal(written(put_indented, "\x1b[2Jx\ry\0", 8), "  \\x1B[2Jx\\x0Dy\\x00");
-    assert_string_equal(written(put_indented, "\xC2\x9B\xC3\xA9\xFF\t.", 7), "  \\xC2\\x9B\xC3\xA9\\xFF\t.");
+    assert_string_equal(written(put_indented, "\xC2\x9B\xC3\xA9\xFF\t.", 7),
+                        "  \\xC2\\x9B\xC3\xA9\\xFF\t.");
 }
 
 TEST(the_bar_fits_the_terminal_and_drops_what_does_not) {
@@ -108,10 +116,13 @@ TEST(the_bar_fits_the_terminal_and_drops_what_does_not) {
                         "step 5/10 [#########..........]  50.0% | eta 9s");
     assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 30, false, bar, sizeof bar),
                         "step 5/10 [#####.....]  50.0%");
-    assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 22, false, bar, sizeof bar), "step 5/10  50.0%");
-    assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 8, false, bar, sizeof bar), "step 5/");
+    assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 22, false, bar, sizeof bar),
+                        "step 5/10  50.0%");
+    assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 8, false, bar, sizeof bar),
+                        "step 5/");
     for (int width = 1; width < 300; width++) {
-        progress_render(0.77, "step 77/100", "loss 3.1415 | 1.017K tok/s | eta 8m11s", width, false, bar, sizeof bar);
+        progress_render(0.77, "step 77/100", "loss 3.1415 | 1.017K tok/s | eta 8m11s", width, false,
+                        bar, sizeof bar);
         assert_true((int)strlen(bar) < width);
     }
 }
@@ -126,9 +137,12 @@ TEST(the_bar_says_100_percent_only_at_the_end) {
 
 TEST(the_bar_moves_in_eighths_where_the_terminal_can) {
     char bar[512];
-    // 24 columns: 1 free, "s" and " [" "] " and "  50.0%" take 11, so 12 cells: a fraction of 1/16 is 3/4 of a cell
-    assert_string_equal(progress_render(1.0 / 16, "s", "", 24, true, bar, sizeof bar), "s [▊           ]   6.2%");
-    assert_string_equal(progress_render(0.5, "s", "", 24, true, bar, sizeof bar), "s [██████      ]  50.0%");
+    // 24 columns: 1 free, "s" and " [" "] " and "  50.0%" take 11, so 12 cells: a fraction of 1/16
+    // is 3/4 of a cell
+    assert_string_equal(progress_render(1.0 / 16, "s", "", 24, true, bar, sizeof bar),
+                        "s [▊           ]   6.2%");
+    assert_string_equal(progress_render(0.5, "s", "", 24, true, bar, sizeof bar),
+                        "s [██████      ]  50.0%");
 }
 
 TEST(the_locale_decides_about_utf8) {

@@ -1,6 +1,6 @@
-// gemm on the CPU: whatever piece, primitive or fallback serves a call, the numbers are right and the bits repeat.
-// Matrices hold small integers: products and sums are exact in fp32, and in bf16 where they stay below 256, so that
-// results are compared for equality.
+// gemm on the CPU: whatever piece, primitive or fallback serves a call, the numbers are right and
+// the bits repeat. Matrices hold small integers: products and sums are exact in fp32, and in bf16
+// where they stay below 256, so that results are compared for equality.
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/matmul.h"
 #include "test/test.h"
@@ -18,7 +18,8 @@ static float get(Tensor t, int64_t i) {
     return x;
 }
 
-// (rows, cols), one element in `sparsity` is 1 or -1, the others 0: with these the sums below stay under 256.
+// (rows, cols), one element in `sparsity` is 1 or -1, the others 0: with these the sums below stay
+// under 256.
 static Tensor integers(DType dtype, int64_t rows, int64_t cols, int sparsity) {
     Tensor t = tensor_make(NULL, dtype, "integers", rows, cols, 0, 0);
     t.data = malloc(tensor_bytes(t));
@@ -34,7 +35,8 @@ static Tensor integers(DType dtype, int64_t rows, int64_t cols, int sparsity) {
 // dst (M,N) += a (K,M)^T @ b (K,N), as for weight gradients, against plain loops.
 static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N, int64_t K) {
     int sparsity = K > 64 ? 4 : 2;
-    Tensor a = integers(dtype, K, M, sparsity), b = integers(dtype, K, N, sparsity), dst = integers(result, M, N, 2);
+    Tensor a = integers(dtype, K, M, sparsity), b = integers(dtype, K, N, sparsity),
+           dst = integers(result, M, N, 2);
     float *expected = malloc((size_t)(M * N) * sizeof(float));
     assert_non_null(expected);
     for (int64_t i = 0; i < M * N; i++) expected[i] = get(dst, i);
@@ -44,10 +46,12 @@ static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N
             if (x == 0.0f) continue;
             for (int64_t j = 0; j < N; j++) expected[i * N + j] += x * get(b, k * N + j);
         }
-    cpu_code()->gemm(M, N, K, matrix_of(dst, N), matrix_transposed(matrix_of(a, M)), matrix_of(b, N), NULL, true);
+    cpu_code()->gemm(M, N, K, matrix_of(dst, N), matrix_transposed(matrix_of(a, M)),
+                     matrix_of(b, N), NULL, true);
     for (int64_t i = 0; i < M * N; i++)
         if (get(dst, i) != expected[i])
-            fail_msg("(%d, %d): %g, expected %g", (int)(i / N), (int)(i % N), (double)get(dst, i), (double)expected[i]);
+            fail_msg("(%d, %d): %g, expected %g", (int)(i / N), (int)(i % N), (double)get(dst, i),
+                     (double)expected[i]);
     free(a.data), free(b.data), free(dst.data), free(expected);
 }
 
@@ -65,10 +69,12 @@ TEST(a_deep_product_is_the_sum_of_its_pieces) {
     assert_true(dst && expected);
     for (int64_t i = 0; i < M; i++)
         for (int64_t k = 0; k < K; k++)
-            for (int64_t j = 0; j < N; j++) expected[i * N + j] += get(a, i * K + k) * get(b, k * N + j);
+            for (int64_t j = 0; j < N; j++)
+                expected[i * N + j] += get(a, i * K + k) * get(b, k * N + j);
 
     for (int64_t i = 0; i < M * N; i++) dst[i] = NAN; // nothing of it is read
-    cpu_code()->gemm(M, N, K, (Matrix){dst, DTYPE_FP32, N, 1}, matrix_of(a, K), matrix_of(b, N), NULL, false);
+    cpu_code()->gemm(M, N, K, (Matrix){dst, DTYPE_FP32, N, 1}, matrix_of(a, K), matrix_of(b, N),
+                     NULL, false);
     assert_memory_equal(dst, expected, M * N * sizeof *dst);
 
     free(a.data), free(b.data), free(dst), free(expected);
@@ -82,7 +88,8 @@ TEST(more_shapes_than_the_cache_holds_are_still_right) {
 TEST(repeated_calls_give_the_same_bits) {
     enum { M = 530, N = 190, K = 700 };
     Tensor a = integers(DTYPE_BF16, M, K, 2), b = integers(DTYPE_BF16, K, N, 2);
-    for (int64_t i = 0; i < M * K; i++) put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13)); // sums must round
+    for (int64_t i = 0; i < M * K; i++)
+        put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13)); // sums must round
     float *first = calloc(M * N, sizeof(float)), *again = calloc(M * N, sizeof(float));
     assert_true(first && again);
     for (int run = 0; run < 5; run++) {
@@ -93,19 +100,22 @@ TEST(repeated_calls_give_the_same_bits) {
     free(a.data), free(b.data), free(first), free(again);
 }
 
-// ops.h promises the same bits for a bias gradient whatever the number of threads: rows are summed in fixed blocks.
+// ops.h promises the same bits for a bias gradient whatever the number of threads: rows are summed
+// in fixed blocks.
 TEST(bias_gradients_do_not_depend_on_the_number_of_threads) {
     enum { N = 777, OC = 203, IC = 1 };
     Tensor dout = integers(DTYPE_FP32, N, OC, 2), in = integers(DTYPE_FP32, N, IC, 2);
-    for (int64_t i = 0; i < N * OC; i++) put(dout, i, get(dout, i) * 0.37f + 0.011f * (float)(i % 13));
+    for (int64_t i = 0; i < N * OC; i++)
+        put(dout, i, get(dout, i) * 0.37f + 0.011f * (float)(i % 13));
     float dweight[OC * IC], dbias[2][OC];
     for (int threads = 1; threads <= 2; threads++) {
         Error err;
         device_shutdown();
         assert_true(device_init(&(DeviceOptions){.threads = threads}, &err));
-        matmul_backward_weight(gradient_to(tensor_make(dweight, DTYPE_FP32, "dweight", OC, IC, 0, 0), false),
-                               gradient_to(tensor_make(dbias[threads - 1], DTYPE_FP32, "dbias", OC, 0, 0, 0), false),
-                               dout, in);
+        matmul_backward_weight(
+            gradient_to(tensor_make(dweight, DTYPE_FP32, "dweight", OC, IC, 0, 0), false),
+            gradient_to(tensor_make(dbias[threads - 1], DTYPE_FP32, "dbias", OC, 0, 0, 0), false),
+            dout, in);
     }
     assert_memory_equal(dbias[0], dbias[1], sizeof dbias[0]);
     free(dout.data), free(in.data);

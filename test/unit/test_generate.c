@@ -1,5 +1,6 @@
-// Generation: the decoder's loop against one that computes every token anew, samples side by side, end-of-text, texts
-// and prompts longer than the context, streaming. generate_interactive is tested as users run it (test/e2e).
+// Generation: the decoder's loop against one that computes every token anew, samples side by side,
+// end-of-text, texts and prompts longer than the context, streaming. generate_interactive is tested
+// as users run it (test/e2e).
 #include "llmc/base/signals.h"
 #include "llmc/model/model_decode.h"
 #include "llmc/train/generate.h"
@@ -29,7 +30,8 @@ TestFixture test_each = {setup, teardown}, test_all = {start_device, stop_device
 
 static GenerateOptions some_options(const char *prompt, int64_t tokens) {
     GenerateOptions o = {.tokenizer = bytes, .prompt = prompt, .samples = 1, .tokens = tokens};
-    o.sampler = (SamplerOptions){.temperature = 0.9, .top_k = 40, .top_p = 0.95, .seed = 11, .stream = 3};
+    o.sampler =
+        (SamplerOptions){.temperature = 0.9, .top_k = 40, .top_p = 0.95, .seed = 11, .stream = 3};
     return o;
 }
 
@@ -41,19 +43,23 @@ static Generated generated_by(Model *some_model, const GenerateOptions *o) {
 
 static Generated generated(const GenerateOptions *o) { return generated_by(model, o); }
 
-// What the header says, with a forward pass over the whole context for every token. Bytes: a token is its spelling.
+// What the header says, with a forward pass over the whole context for every token. Bytes: a token
+// is its spelling.
 static int64_t expected_text(const GenerateOptions *o, uint64_t sample, char *text) {
     const char *begin = text;
     static float logits[BYTE_VOCAB];
     int32_t window[MOST];
-    const int64_t prompt = (int64_t)strlen(o->prompt), cut = prompt + 1 > T - 1 ? prompt + 1 - (T - 1) : 0;
+    const int64_t prompt = (int64_t)strlen(o->prompt),
+                  cut = prompt + 1 > T - 1 ? prompt + 1 - (T - 1) : 0;
     int64_t n = 0;
     if (cut == 0) window[n++] = BYTE_EOT;
-    for (int64_t i = cut > 0 ? cut - 1 : 0; i < prompt; i++) window[n++] = (unsigned char)o->prompt[i];
+    for (int64_t i = cut > 0 ? cut - 1 : 0; i < prompt; i++)
+        window[n++] = (unsigned char)o->prompt[i];
     memcpy(text, o->prompt, (size_t)prompt), text += prompt;
     for (int64_t i = 0; i < o->tokens; i++) {
         model_decode_start(model, window, n, 1, logits);
-        const int32_t token = sample_from_logits(logits, BYTE_VOCAB, &o->sampler, (sample << 40) + (uint64_t)i);
+        const int32_t token =
+            sample_from_logits(logits, BYTE_VOCAB, &o->sampler, (sample << 40) + (uint64_t)i);
         size_t length;
         const char *spelling = tokenizer_decode(bytes, token, &length);
         memcpy(text, spelling, length), text += length;
@@ -86,7 +92,8 @@ TEST(texts_are_those_of_a_pass_over_everything_for_each_token) {
         {"Once upon", 20, 1, 0.9, 10, 0},
         {"", 10, 1, 0.9, 1, 0}, // end-of-text alone
         {"ab", 25, 1, 0.0, 3, 0},
-        // The window is full after 13 tokens more, and 17 tokens later each time: 1 + (149 - 14) / 17.
+        // The window is full after 13 tokens more, and 17 tokens later each time: 1 + (149 - 14)
+        // / 17.
         {"It was a long way ", 150, 2, 0.9, 19, 8},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -112,7 +119,8 @@ TEST(a_sample_is_the_same_whatever_their_number_is) {
         GenerateOptions o = all;
         o.samples = n;
         AUTO(generated_free) Generated g = generated(&o);
-        for (int64_t s = 0; s < n; s++) assert_memory_equal(g.texts[s], many.texts[s], (size_t)many.bytes[s] + 1);
+        for (int64_t s = 0; s < n; s++)
+            assert_memory_equal(g.texts[s], many.texts[s], (size_t)many.bytes[s] + 1);
         different += strcmp(many.texts[n], many.texts[0]) != 0;
     }
     assert_int_equal(different, SEQUENCES - 1);
@@ -143,8 +151,8 @@ TEST(contexts_of_one_and_two_tokens_work) {
     }
 }
 
-// Among equally likely tokens end-of-text comes once in 257 draws; this seed has samples that end and one that does
-// not.
+// Among equally likely tokens end-of-text comes once in 257 draws; this seed has samples that end
+// and one that does not.
 TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     enum { TOKENS = 150 };
     GenerateOptions o = some_options("x", TOKENS);
@@ -188,7 +196,8 @@ TEST(a_sample_ends_at_the_eos_token_of_the_model_too) {
     assert_string_equal(g.texts[0], "ok");
 }
 
-// ---------------------------------------------------------------------------------------------------------- streaming
+// -------------------------------------------------------------------------------------------------
+// streaming
 
 typedef struct {
     char text[MOST], pieces[MOST]; // pieces: a '|' behind each call
@@ -227,7 +236,8 @@ TEST(the_sink_gets_whole_characters) {
     AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], text);
     seen.pieces[seen.m] = '\0';
-    assert_string_equal(seen.pieces, "a|\xC3\xA9|\xE6\xBC\xA2|\xF0\x9F\x92\xA9|z|\xE2\x82(|\xFF|.|\xF0\x9F\x98|");
+    assert_string_equal(
+        seen.pieces, "a|\xC3\xA9|\xE6\xBC\xA2|\xF0\x9F\x92\xA9|z|\xE2\x82(|\xFF|.|\xF0\x9F\x98|");
 }
 
 TEST(a_sink_that_refuses_ends_the_text) {
@@ -253,7 +263,8 @@ TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
     assert_int_equal(signals_pending(), 0);
 }
 
-// ----------------------------------------------------------------------------------------------------- special cases
+// -------------------------------------------------------------------------------------------------
+// special cases
 
 TEST(without_a_tokenizer_texts_are_token_numbers) {
     const int32_t script[] = {7, 0, 256, 99};
@@ -272,7 +283,8 @@ TEST(tokens_that_the_tokenizer_does_not_have_are_never_drawn) {
     o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 2};
     AUTO(generated_free) Generated g = generated_by(larger, &o);
     int64_t expected = 1;
-    for (int64_t i = 1; i < g.bytes[0]; i++) { // 13 bytes for end-of-text, 1 for every other token, 0 for unknown ones
+    for (int64_t i = 1; i < g.bytes[0];
+         i++) { // 13 bytes for end-of-text, 1 for every other token, 0 for unknown ones
         if (g.bytes[0] - i >= 13 && memcmp(g.texts[0] + i, "<|endoftext|>", 13) == 0) i += 12;
         expected++;
     }

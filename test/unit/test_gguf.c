@@ -1,5 +1,5 @@
-// GGUF files byte by byte, read here by the description of the format: keys, tensors, their places and their values.
-// That llama.cpp computes the same with them is test/e2e/test_gguf.py's.
+// GGUF files byte by byte, read here by the description of the format: keys, tensors, their places
+// and their values. That llama.cpp computes the same with them is test/e2e/test_gguf.py's.
 
 #include "llmc/model/model_state.h"
 #include "llmc/store/gguf.h"
@@ -64,9 +64,11 @@ static void skip_value(uint32_t type) {
     for (uint64_t n = number(8); n > 0; n--) skip_value(of);
 }
 
-// Every key is there once; the tensors follow one another at multiples of 32, without a gap, to the end of the file.
+// Every key is there once; the tensors follow one another at multiples of 32, without a gap, to the
+// end of the file.
 static void read_gguf(const char *path) {
-    static const uint64_t block_bytes[31][2] = {[0] = {1, 4}, [1] = {1, 2}, [8] = {32, 34}, [30] = {1, 2}};
+    static const uint64_t block_bytes[31][2] = {
+        [0] = {1, 4}, [1] = {1, 2}, [8] = {32, 34}, [30] = {1, 2}};
     free(file.bytes);
     file.bytes = read_bytes(path, &file.size);
     file.at = 0;
@@ -77,7 +79,8 @@ static void read_gguf(const char *path) {
     assert_true(file.tensors <= 64 && file.keys <= 64);
     for (uint64_t i = 0; i < file.keys; i++) {
         string(file.key[i].name, sizeof file.key[i].name);
-        for (uint64_t j = 0; j < i; j++) assert_string_not_equal(file.key[i].name, file.key[j].name);
+        for (uint64_t j = 0; j < i; j++)
+            assert_string_not_equal(file.key[i].name, file.key[j].name);
         file.key[i].type = (uint32_t)number(4);
         file.key[i].at = file.at;
         skip_value(file.key[i].type);
@@ -157,42 +160,51 @@ static float value_at(const Entry *t, uint64_t row, uint64_t col) {
 }
 
 // A number that says where it stands: exact in fp16 and bf16 for the first 8 bits.
-static float value_of(int index, int64_t row, int64_t col) { return (float)((index * 7 + row * 13 + col * 3) % 251); }
+static float value_of(int index, int64_t row, int64_t col) {
+    return (float)((index * 7 + row * 13 + col * 3) % 251);
+}
 
 static Model *numbered(const char *descriptor) {
     ModelConfig config;
     assert_ok(model_config_parse(&config, descriptor, &err));
-    Model *m = model_of((ModelOptions){.config = config, .dtype = DTYPE_FP32, .B = 1, .T = config.max_T});
+    Model *m =
+        model_of((ModelOptions){.config = config, .dtype = DTYPE_FP32, .B = 1, .T = config.max_T});
     for (int i = 0; i < model_num_tensors(m); i++) {
         const Parameter *p = &model_parameters(m)[i];
         AUTO_FREE float *values = calloc((size_t)parameter_numel(p), sizeof *values);
-        for (int64_t k = 0; k < p->file_rows * p->cols; k++) values[k] = value_of(i, k / p->cols, k % p->cols);
+        for (int64_t k = 0; k < p->file_rows * p->cols; k++)
+            values[k] = value_of(i, k / p->cols, k % p->cols);
         model_set_weight(m, i, 0, p->rows, values);
     }
     return m;
 }
 
 static void write_and_read(const Model *m, GgufType type) {
-    assert_ok(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = -1}, type, &err));
+    assert_ok(
+        gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = -1}, type, &err));
     read_gguf(tmp_file("m.gguf"));
 }
 
-// Rows [first, first + rows) of our tensor are the rows of the file's. head > 0: a head's halves alternate there.
-static void assert_rows(const Model *m, int spec, const char *name, GgufType type, int64_t first, int64_t rows,
-                        int64_t head) {
+// Rows [first, first + rows) of our tensor are the rows of the file's. head > 0: a head's halves
+// alternate there.
+static void assert_rows(const Model *m, int spec, const char *name, GgufType type, int64_t first,
+                        int64_t rows, int64_t head) {
     const int index = parameter_index(&model_options(m)->config, spec, 1);
     const Parameter *p = &model_parameters(m)[index];
     const Entry *t = find_entry(name, type, (uint64_t)rows, p->rank == 2 ? (uint64_t)p->cols : 0);
     for (int64_t r = 0; r < rows; r++) {
         const int64_t half = head / 2, in_head = head ? r % head : 0;
-        const int64_t to = head ? r - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1) : r;
+        const int64_t to =
+            head ? r - in_head + (in_head < half ? 2 * in_head : 2 * (in_head - half) + 1) : r;
         for (int64_t c = 0; c < p->cols; c++)
             if (value_at(t, (uint64_t)to, (uint64_t)c) != value_of(index, first + r, c))
-                fail_msg("%s: our [%d][%d] is not its [%d]", name, (int)(first + r), (int)c, (int)to);
+                fail_msg("%s: our [%d][%d] is not its [%d]", name, (int)(first + r), (int)c,
+                         (int)to);
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- keys
+// -------------------------------------------------------------------------------------------------
+// keys
 
 TEST(the_keys_are_the_model) {
     write_and_read(numbered("llama:L=2,C=64,NH=4,NKV=2,HS=8,V=130,T=24,base=5000"), GGUF_F16);
@@ -225,7 +237,8 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
     Model *m = numbered("starcoder2:L=2,C=64,NH=4,V=260,T=24");
     Tokenizer *bytes = tokenizer_bytes(&err);
     assert_ok(gguf_check(&model_options(m)->config, bytes, &err));
-    assert_ok(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
+    assert_ok(gguf_write(tmp_file("m.gguf"),
+                         &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
                          GGUF_F32, &err));
     tokenizer_free(bytes);
     read_gguf(tmp_file("m.gguf"));
@@ -235,7 +248,8 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
     assert_u32("tokenizer.ggml.eos_token_id", BYTE_EOT);
     assert_true(find_key("tokenizer.ggml.add_bos_token", BOOL) && number(1) == 0);
     assert_true(find_key("tokenizer.ggml.merges", ARRAY) && number(4) == STRING && number(8) == 0);
-    assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING && number(8) == 260);
+    assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING &&
+                number(8) == 260);
     for (int i = 0; i < 260; i++) {
         char text[64];
         string(text, sizeof text);
@@ -244,7 +258,8 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
         if (i == BYTE_EOT) assert_string_equal(text, "<|endoftext|>");
         if (i == 257) assert_string_equal(text, "[PAD257]");
     }
-    assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 && number(8) == 260);
+    assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 &&
+                number(8) == 260);
     for (int i = 0; i < 260; i++) assert_int_equal(number(4), i < 256 ? 1 : i == 256 ? 3 : 5);
 }
 
@@ -269,7 +284,8 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     Tokenizer *t = tokenizer_open(tmp_file("tokenizer.json"), &err);
     assert_ok(t);
     t->begin = 259;
-    assert_ok(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t}, GGUF_F32,
+    assert_ok(gguf_write(tmp_file("m.gguf"),
+                         &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t}, GGUF_F32,
                          &err));
     read_gguf(tmp_file("m.gguf"));
     assert_u32("tokenizer.ggml.bos_token_id", 259);
@@ -277,16 +293,20 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     assert_true(find_key("tokenizer.ggml.add_bos_token", BOOL) && number(1) == 1);
     assert_true(find_key("tokenizer.ggml.merges", ARRAY) && number(4) == STRING && number(8) == 1);
     assert_string("t h");
-    assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING && number(8) == 260);
+    assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING &&
+                number(8) == 260);
     static const char *const last[] = {"<|endoftext|>", "th", "user", "<begin>"};
     static const int types[] = {3, 1, 4, 3};
     for (int i = 0; i < 260; i++) i < 256 ? skip_value(STRING) : assert_string(last[i - 256]);
-    assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 && number(8) == 260);
+    assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 &&
+                number(8) == 260);
     for (int i = 0; i < 260; i++) assert_int_equal(number(4), i < 256 ? 1 : types[i - 256]);
     const ModelConfig *config = &model_options(m)->config;
     t->whole_pieces = true; // llama.cpp has that for Llama 3's pattern
-    assert_error(gguf_check(config, t, &err), "llama.cpp would split texts into other tokens than byte-level BPE of ");
-    assert_false(gguf_write(tmp_file("m.gguf"), &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t},
+    assert_error(gguf_check(config, t, &err),
+                 "llama.cpp would split texts into other tokens than byte-level BPE of ");
+    assert_false(gguf_write(tmp_file("m.gguf"),
+                            &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t},
                             GGUF_F32, &err));
     t->pattern = PATTERN_LLAMA3;
     assert_ok(gguf_check(config, t, &err));
@@ -295,7 +315,8 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     tokenizer_free(t);
 }
 
-// ------------------------------------------------------------------------------------------------------------- tensors
+// -------------------------------------------------------------------------------------------------
+// tensors
 
 TEST(tensors_have_their_names_shapes_and_values_in_every_type) {
     const GgufType types[] = {GGUF_F32, GGUF_F16, GGUF_BF16};
@@ -326,8 +347,8 @@ TEST(the_halves_of_heads_alternate_in_q_and_k_of_llama_and_arcee_alone) {
     static const char *const families[] = {"llama", "arcee", "qwen3", "starcoder2"};
     for (int i = 0; i < 4; i++) {
         char descriptor[64];
-        snprintf(descriptor, sizeof descriptor, "%s:L=2,C=32,NH=4,NKV=2,HS=12,V=130,T=24%s", families[i],
-                 i == 0 ? ",bias=3" : "");
+        snprintf(descriptor, sizeof descriptor, "%s:L=2,C=32,NH=4,NKV=2,HS=12,V=130,T=24%s",
+                 families[i], i == 0 ? ",bias=3" : "");
         Model *m = numbered(descriptor);
         write_and_read(m, GGUF_F32);
         const int64_t head = i < 2 ? 12 : 0;
@@ -337,7 +358,8 @@ TEST(the_halves_of_heads_alternate_in_q_and_k_of_llama_and_arcee_alone) {
         if (i == 0) assert_rows(m, PARAM_QKVB, "blk.1.attn_q.bias", GGUF_F32, 0, 48, head);
         if (i == 0) assert_rows(m, PARAM_QKVB, "blk.1.attn_k.bias", GGUF_F32, 48, 24, head);
         if (i == 0) assert_rows(m, PARAM_FCW, "blk.1.ffn_gate.weight", GGUF_F32, 0, 128, 0);
-        assert_rows(m, PARAM_FCW, "blk.1.ffn_up.weight", GGUF_F32, i == 0 || i == 2 ? 128 : 0, 128, 0);
+        assert_rows(m, PARAM_FCW, "blk.1.ffn_up.weight", GGUF_F32, i == 0 || i == 2 ? 128 : 0, 128,
+                    0);
         if (i < 2) assert_rows(m, PARAM_HEADW, "output.weight", GGUF_F32, 0, 130, 0);
         if (i == 2) assert_rows(m, PARAM_QNORMW, "blk.1.attn_q_norm.weight", GGUF_F32, 0, 12, 0);
         if (i == 2) assert_rows(m, PARAM_KNORMW, "blk.1.attn_k_norm.weight", GGUF_F32, 0, 12, 0);
@@ -345,12 +367,14 @@ TEST(the_halves_of_heads_alternate_in_q_and_k_of_llama_and_arcee_alone) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- q8_0
+// -------------------------------------------------------------------------------------------------
+// q8_0
 
 TEST(q8_0_has_blocks_of_a_scale_and_32_bytes_and_other_rows_are_fp16) {
     Model *m = numbered("L=2,C=64,NH=4,V=130,T=24");
     const int index = parameter_index(&model_options(m)->config, PARAM_FCW, 1);
-    float row[64] = {127.0f, 0.5f, -0.5f, 1.5f, -1.5f, 2.5f, 0.49999997f, -126.7f}; // the other block is zeros
+    float row[64] = {127.0f, 0.5f, -0.5f,       1.5f,
+                     -1.5f,  2.5f, 0.49999997f, -126.7f}; // the other block is zeros
     static const signed char expected[] = {127, 1, -1, 2, -2, 3, 0, -127, 0};
     model_set_weight(m, index, 0, 1, row);
     row[0] = 0.0f, row[32] = -3e-3f, row[33] = 1e-3f;
@@ -390,9 +414,12 @@ TEST(what_a_type_cannot_hold_is_an_error_that_names_the_tensor_and_nothing_is_le
 }
 
 TEST(blocks_that_llama_cpp_does_not_have_are_refused) {
-    static const char *const blocks[] = {
-        "L=2,C=64,NH=4,NKV=2",        "qwen3:L=2,C=64,NH=4,bias=1",      "qwen3:L=2,C=64,NH=4,bias=3",
-        "arcee:L=2,C=64,NH=4,bias=1", "starcoder2:L=2,C=64,NH=4,bias=0", "starcoder2:L=2,C=64,base=0,tied=0"};
+    static const char *const blocks[] = {"L=2,C=64,NH=4,NKV=2",
+                                         "qwen3:L=2,C=64,NH=4,bias=1",
+                                         "qwen3:L=2,C=64,NH=4,bias=3",
+                                         "arcee:L=2,C=64,NH=4,bias=1",
+                                         "starcoder2:L=2,C=64,NH=4,bias=0",
+                                         "starcoder2:L=2,C=64,base=0,tied=0"};
     for (int i = 0; i < 6; i++) {
         ModelConfig config;
         assert_ok(model_config_parse(&config, blocks[i], &err));
@@ -401,7 +428,9 @@ TEST(blocks_that_llama_cpp_does_not_have_are_refused) {
     ModelConfig config;
     assert_ok(model_config_parse(&config, "llama:L=2,C=64,NH=4,bias=3", &err));
     assert_ok(gguf_check(&config, NULL, &err));
-    assert_false(gguf_write(
-        "/proc/m.gguf", &(HuggingFaceModel){.model = numbered("L=2,C=64,NH=4,V=130,T=24"), .eot = -1}, GGUF_F32, &err));
+    assert_false(
+        gguf_write("/proc/m.gguf",
+                   &(HuggingFaceModel){.model = numbered("L=2,C=64,NH=4,V=130,T=24"), .eot = -1},
+                   GGUF_F32, &err));
     assert_message("/proc/m.gguf: cannot create");
 }

@@ -1,14 +1,16 @@
-// The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may name one.
+// The table of GPUs: its peaks a second time, from units, clocks and widths; and how a user may
+// name one.
 #include "llmc/plan/gpu_table.h"
 #include "test/fixture.h"
 #include "test/unit/plan_case.h"
 
 static Error err;
 
-// ------------------------------------------------------------------------------------------------------------- figures
+// -------------------------------------------------------------------------------------------------
+// figures
 
-// The clock in MHz that the datasheet counts with, 16-bit FLOP a clock and multiprocessor with fp32 accumulation; the
-// memory's transfers in MHz x bits of the bus.
+// The clock in MHz that the datasheet counts with, 16-bit FLOP a clock and multiprocessor with fp32
+// accumulation; the memory's transfers in MHz x bits of the bus.
 static const struct {
     const char *name;
     double mhz, flop, memory_mhz, bus;
@@ -29,14 +31,16 @@ TEST(peaks_are_units_times_clock_times_operations_and_the_link_is_that_of_the_ge
     for (int i = 0; i < count; i++) {
         const GpuSpec *gpu = gpu_named(chips[i].name);
         // Datasheets round, to two digits at worst.
-        assert_near(gpu->name, gpu->peak_fp16, 1e6 * gpu->num_sms * chips[i].mhz * chips[i].flop, 0.02);
+        assert_near(gpu->name, gpu->peak_fp16, 1e6 * gpu->num_sms * chips[i].mhz * chips[i].flop,
+                    0.02);
         assert_near(gpu->name, gpu->bandwidth, 1e6 * chips[i].memory_mhz * chips[i].bus / 8, 0.025);
-        // The older generation of tensor cores has neither bf16 nor TF32; all others do both, TF32 at half the rate.
+        // The older generation of tensor cores has neither bf16 nor TF32; all others do both, TF32
+        // at half the rate.
         const bool turing = gpu->compute_capability < 80;
         assert_true(gpu->peak_bf16 == (turing ? 0 : gpu->peak_fp16));
         assert_near(gpu->name, gpu->peak_32, turing ? 8.1e12 : gpu->peak_fp16 / 2, 0.015);
-        // PCIe x16: 3 with Turing, 4 with Ampere and Ada, 5 with Hopper and Blackwell; GT/s a lane x 16 lanes x
-        // 128/130.
+        // PCIe x16: 3 with Turing, 4 with Ampere and Ada, 5 with Hopper and Blackwell; GT/s a lane
+        // x 16 lanes x 128/130.
         const double rate = turing ? 8e9 : gpu->compute_capability < 90 ? 16e9 : 32e9;
         assert_near(gpu->name, gpu->link, rate * 16 / 8 * 128 / 130, 1e-3);
         // fp8 came with sm_89, at twice the rate of 16 bits.
@@ -51,27 +55,35 @@ TEST(nvlink_is_links_times_their_rate_where_a_switch_connects_all_gpus) {
     int count;
     const GpuSpec *gpus = gpu_table(&count);
     for (int i = 0; i < count; i++) {
-        // Links of a GPU x GB/s of one, one way: 12 x 25 of A100, 18 x 25 of Hopper, 18 x 50 of B200.
+        // Links of a GPU x GB/s of one, one way: 12 x 25 of A100, 18 x 25 of Hopper, 18 x 50 of
+        // B200.
         const int cc = gpus[i].compute_capability;
         const bool bridged = strcmp(gpus[i].name, "H100 PCIe") == 0;
-        const double expected = cc == 80 ? 12 * 25e9 : cc == 90 && !bridged ? 18 * 25e9 : cc == 100 ? 18 * 50e9 : 0;
-        if (gpus[i].nvlink != expected) fail_msg("%s: %g, expected %g", gpus[i].name, gpus[i].nvlink, expected);
+        const double expected = cc == 80               ? 12 * 25e9
+                                : cc == 90 && !bridged ? 18 * 25e9
+                                : cc == 100            ? 18 * 50e9
+                                                       : 0;
+        if (gpus[i].nvlink != expected)
+            fail_msg("%s: %g, expected %g", gpus[i].name, gpus[i].nvlink, expected);
     }
 }
 
 TEST(gpus_exchange_over_nvlink_and_over_pcie_where_there_is_none) {
-    assert_true(gpu_exchange_rate(gpu_named("H100 SXM")) == 450e9 && gpu_exchange_rate(gpu_named("L4")) == 31.508e9);
+    assert_true(gpu_exchange_rate(gpu_named("H100 SXM")) == 450e9 &&
+                gpu_exchange_rate(gpu_named("L4")) == 31.508e9);
     GpuChoice size;
     assert_true(gpu_find(&size, "24G", 3, &err) && gpu_exchange_rate(&size.spec) == 0);
 }
 
-// --------------------------------------------------------------------------------------------------------------- names
+// -------------------------------------------------------------------------------------------------
+// names
 
 static void assert_found(const char *text, const char *name) {
     GpuChoice gpu;
     if (!gpu_find(&gpu, text, strlen(text), &err)) fail_msg("%s", err.text);
     assert_string_equal(gpu.spec.name, name);
-    assert_true(gpu.spec.memory == gpu_named(name)->memory && gpu.spec.num_sms == gpu_named(name)->num_sms);
+    assert_true(gpu.spec.memory == gpu_named(name)->memory &&
+                gpu.spec.num_sms == gpu_named(name)->num_sms);
 }
 
 TEST(case_spaces_dashes_and_gb_do_not_matter) {
@@ -90,7 +102,8 @@ TEST(case_spaces_dashes_and_gb_do_not_matter) {
                 {"A10", {"a10g"}},
                 {"B200", {"b200"}}};
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
-        for (int k = 0; k < 5 && gpus[i].given[k]; k++) assert_found(gpus[i].given[k], gpus[i].name);
+        for (int k = 0; k < 5 && gpus[i].given[k]; k++)
+            assert_found(gpus[i].given[k], gpus[i].name);
     int count;
     const GpuSpec *table = gpu_table(&count);
     for (int i = 0; i < count; i++) assert_found(table[i].name, table[i].name);
@@ -100,7 +113,11 @@ TEST(a_size_is_a_GPU_of_which_nothing_else_is_known) {
     const struct {
         const char *text;
         double bytes;
-    } sizes[] = {{"24G", 24e9}, {"16GB", 16e9}, {"141g", 141e9}, {"11.5 gb", 11.5e9}, {"80GiB", 80 * 0x1p30}};
+    } sizes[] = {{"24G", 24e9},
+                 {"16GB", 16e9},
+                 {"141g", 141e9},
+                 {"11.5 gb", 11.5e9},
+                 {"80GiB", 80 * 0x1p30}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         GpuChoice gpu;
         assert_true(gpu_find(&gpu, sizes[i].text, strlen(sizes[i].text), &err));

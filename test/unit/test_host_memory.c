@@ -1,4 +1,5 @@
-// host_memory: what is read from /proc and from control groups, on made-up machines, and on this one.
+// host_memory: what is read from /proc and from control groups, on made-up machines, and on this
+// one.
 #include "llmc/cpu/host_memory.h"
 #include "test/fixture.h"
 
@@ -9,7 +10,8 @@
 static void put(const char *path, const char *text) {
     char full[PATH_MAX];
     snprintf(full, sizeof full, "%s/%s", tmp.path, path);
-    for (char *slash = strchr(full + strlen(tmp.path) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+    for (char *slash = strchr(full + strlen(tmp.path) + 1, '/'); slash;
+         slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         assert_true(mkdir(full, 0700) == 0 || errno == EEXIST);
         *slash = '/';
@@ -20,7 +22,8 @@ static void put(const char *path, const char *text) {
 // A machine of 64 GiB with 60 GiB available.
 static int make_machine(void **state) {
     tmp_setup(state);
-    put("proc/meminfo", "MemTotal:       67108864 kB\nMemFree:         1000000 kB\nMemAvailable:   62914560 kB\n");
+    put("proc/meminfo",
+        "MemTotal:       67108864 kB\nMemFree:         1000000 kB\nMemAvailable:   62914560 kB\n");
     return 0;
 }
 
@@ -61,13 +64,16 @@ TEST(the_least_of_the_machine_and_its_control_groups_counts) {
           {GROUPS "memory/memory.usage_in_bytes", "1073741824\n"}}},
         {"a group over its limit",
          {1, 0},
-         {{SELF, "0::/\n"}, {GROUPS "memory.max", "1073741824\n"}, {GROUPS "memory.current", "2147483648\n"}}},
+         {{SELF, "0::/\n"},
+          {GROUPS "memory.max", "1073741824\n"},
+          {GROUPS "memory.current", "2147483648\n"}}},
     };
     for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
         HostMemory m;
         Error err = {""};
         tmp_teardown(NULL), make_machine(NULL);
-        for (int k = 0; k < 4 && machines[i].files[k][0]; k++) put(machines[i].files[k][0], machines[i].files[k][1]);
+        for (int k = 0; k < 4 && machines[i].files[k][0]; k++)
+            put(machines[i].files[k][0], machines[i].files[k][1]);
         assert_ok(host_memory_read(tmp.path, &m, &err));
         if ((double)m.total != machines[i].gib[0] * (double)GiB ||
             (double)m.available != machines[i].gib[1] * (double)GiB)
@@ -85,10 +91,12 @@ TEST(a_machine_without_meminfo_is_reported) {
 TEST(this_process_holds_memory) {
     size_t now = host_memory_status("VmRSS:");
     assert_true(now > 0);
-    assert_true(host_memory_status("VmHWM:") >= now); // in this order: the process may grow between the two
+    // in this order: the process may grow between the two
+    assert_true(host_memory_status("VmHWM:") >= now);
 }
 
-// Processors of this process share caches 0 and 5; others do not count, and one that is not there is not waited for.
+// Processors of this process share caches 0 and 5; others do not count, and one that is not there
+// is not waited for.
 TEST(a_cache_that_processors_share_counts_once) {
     cpu_set_t allowed;
     char path[200], id[8];

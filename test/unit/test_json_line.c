@@ -1,11 +1,13 @@
-// The scanner of JSON lines: what it takes, what it refuses and with which words. That it gives the same text as
-// Python's json is shown by test/e2e/test_prepare_lines.py.
+// The scanner of JSON lines: what it takes, what it refuses and with which words. That it gives the
+// same text as Python's json is shown by test/e2e/test_prepare_lines.py.
 
 #include "llmc/text/json_line.h"
 #include "test/fixture.h"
 
-// A copy with exactly the one byte behind it that the scanner may read, so that a sanitizer sees every other one.
-static JsonLine scan(const char *line, size_t n, const char *field, char *text, int64_t *length, Error *err) {
+// A copy with exactly the one byte behind it that the scanner may read, so that a sanitizer sees
+// every other one.
+static JsonLine scan(const char *line, size_t n, const char *field, char *text, int64_t *length,
+                     Error *err) {
     char *copy = malloc(n + 1), *found;
     assert_non_null(copy);
     memcpy(copy, line, n);
@@ -24,7 +26,8 @@ static void assert_text(const char *line, const char *field, const char *expecte
     char text[4096];
     int64_t length;
     Error err;
-    if (scan(line, strlen(line), field, text, &length, &err) != JSON_LINE_OK) fail_msg("%s: %s", line, err.text);
+    if (scan(line, strlen(line), field, text, &length, &err) != JSON_LINE_OK)
+        fail_msg("%s: %s", line, err.text);
     assert_int_equal(length, strlen(expected));
     assert_string_equal(text, expected);
 }
@@ -35,14 +38,17 @@ static void assert_refused(const char *line, JsonLine expected, const char *word
     Error err = {""};
     JsonLine status = scan(line, strlen(line), "text", text, &length, &err);
     if (status != expected || !strstr(err.text, words))
-        fail_msg("%s: status %d, \"%s\" instead of %d, \"%s\"", line, (int)status, err.text, (int)expected, words);
+        fail_msg("%s: status %d, \"%s\" instead of %d, \"%s\"", line, (int)status, err.text,
+                 (int)expected, words);
 }
 
 TEST(the_field_is_found_among_values_of_all_kinds) {
     assert_text("{\"text\":\"abc\"}", "text", "abc");
     assert_text(" {\t\"text\" :\r \"abc\" } ", "text", "abc");
-    assert_text("{\"a\": {\"text\": \"inner\", \"b\": [1, [], {}, \"x\"]}, \"text\": \"outer\"}", "text", "outer");
-    assert_text("{\"text\": \"kept\", \"n\": -1.5e+3, \"t\": [true, false, null, NaN, -Infinity]}", "text", "kept");
+    assert_text("{\"a\": {\"text\": \"inner\", \"b\": [1, [], {}, \"x\"]}, \"text\": \"outer\"}",
+                "text", "outer");
+    assert_text("{\"text\": \"kept\", \"n\": -1.5e+3, \"t\": [true, false, null, NaN, -Infinity]}",
+                "text", "kept");
     assert_text("{\"content\": \"abc\", \"text\": 1}", "content", "abc");
     assert_text("{\"text\": \"\"}", "text", "");
 }
@@ -55,7 +61,8 @@ TEST(of_equal_keys_the_last_one_counts) {
 
 TEST(escapes_are_resolved_in_texts_and_in_keys) {
     assert_text("{\"text\": \"a\\\"b\\\\c\\/d\\b\\f\\n\\r\\te\"}", "text", "a\"b\\c/d\b\f\n\r\te");
-    assert_text("{\"text\": \"\\u0041\\u00e9\\u20ac\\ud83d\\ude00!\"}", "text", "A\u00e9\u20ac\U0001F600!");
+    assert_text("{\"text\": \"\\u0041\\u00e9\\u20ac\\ud83d\\ude00!\"}", "text",
+                "A\u00e9\u20ac\U0001F600!");
     assert_text("{\"te\\u0078t\": \"abc\"}", "text", "abc");
     char text[16];
     int64_t length;
@@ -114,7 +121,8 @@ TEST(deep_nesting_is_refused_and_not_a_stack_overflow) {
 }
 
 TEST(a_line_that_is_no_utf8_is_refused_even_outside_the_text) {
-    static const char *const bad[] = {"\x80", "\xC0\x80", "\xED\xA0\x80", "\xE2\x82"}; // all others: test_utf8.c
+    static const char *const bad[] = {"\x80", "\xC0\x80", "\xED\xA0\x80",
+                                      "\xE2\x82"}; // all others: test_utf8.c
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[64];
         snprintf(line, sizeof line, "{\"text\": \"ab%s\"}", bad[i]);
@@ -122,12 +130,14 @@ TEST(a_line_that_is_no_utf8_is_refused_even_outside_the_text) {
         snprintf(line, sizeof line, "{\"n\": \"a%s\", \"text\": \"a\"}", bad[i]);
         assert_refused(line, JSON_LINE_NOT_UTF8, "is not UTF-8");
     }
-    assert_text("{\"text\": \"\xF4\x8F\xBF\xBF\xED\x9F\xBF\xC2\x80\"}", "text", "\xF4\x8F\xBF\xBF\xED\x9F\xBF\xC2\x80");
+    assert_text("{\"text\": \"\xF4\x8F\xBF\xBF\xED\x9F\xBF\xC2\x80\"}", "text",
+                "\xF4\x8F\xBF\xBF\xED\x9F\xBF\xC2\x80");
 }
 
 TEST(half_a_surrogate_pair_is_refused_in_the_text_only) {
-    static const char *const bad[] = {"\\ud800",        "\\udc00",        "\\ud83dx",      "\\ud83d\\n",
-                                      "\\ud83d\\u0041", "\\ud83d\\ud83d", "\\ude00\\ud83d"};
+    static const char *const bad[] = {"\\ud800",       "\\udc00",        "\\ud83dx",
+                                      "\\ud83d\\n",    "\\ud83d\\u0041", "\\ud83d\\ud83d",
+                                      "\\ude00\\ud83d"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[64];
         snprintf(line, sizeof line, "{\"text\": \"%s\"}", bad[i]);

@@ -1,4 +1,5 @@
-// How processes find their place, from made-up environments and flags, and --gpus: this program starts itself.
+// How processes find their place, from made-up environments and flags, and --gpus: this program
+// starts itself.
 #include "llmc/comm/channel_tcp.h"
 #include "llmc/comm/launch.h"
 #include "llmc/comm/place.h"
@@ -34,7 +35,8 @@ static int setup(void **state) {
 
 TestFixture test_each = {setup, tmp_teardown};
 
-// ---------------------------------------------------------------------------------------------- the place of a process
+// ----------------------------------------------------------------------------------------------
+// the place of a process
 
 typedef struct {
     const char *environment; // NAME=VALUE, separated by spaces
@@ -66,7 +68,8 @@ static void check_cases(const Case *cases, size_t count) {
         const bool ok = place_find(&p, &c->options, c->has_mpi, &err);
         if (c->message) {
             if (ok || !strstr(err.text, c->message))
-                fail_msg("%s: '%s' does not say '%s'", c->environment, ok ? "success" : err.text, c->message);
+                fail_msg("%s: '%s' does not say '%s'", c->environment, ok ? "success" : err.text,
+                         c->message);
             continue;
         }
         if (!ok) fail_msg("%s: %s", c->environment, err.text);
@@ -75,16 +78,17 @@ static void check_cases(const Case *cases, size_t count) {
         char *const texts[] = {want, got};
         for (int k = 0; k < 2; k++) {
             const Place *q = places[k];
-            snprintf(texts[k], sizeof want, "%s rank %d of %d, local %d of %d, %s %.99s %d, run '%s'", q->launcher,
-                     q->rank, q->size, q->local_rank, q->local_size, q->mpi ? "MPI" : "TCP", q->mpi ? "" : q->host,
-                     q->mpi ? 0 : q->port, q->run_id);
+            snprintf(texts[k], sizeof want,
+                     "%s rank %d of %d, local %d of %d, %s %.99s %d, run '%s'", q->launcher,
+                     q->rank, q->size, q->local_rank, q->local_size, q->mpi ? "MPI" : "TCP",
+                     q->mpi ? "" : q->host, q->mpi ? 0 : q->port, q->run_id);
         }
         if (strcmp(want, got) != 0) fail_msg("%s:\n%s\nexpected:\n%s", c->environment, got, want);
     }
 }
 
-#define CHECK(...)                                                                                                     \
-    const Case cases[] = {__VA_ARGS__};                                                                                \
+#define CHECK(...)                                                                                 \
+    const Case cases[] = {__VA_ARGS__};                                                            \
     check_cases(cases, sizeof cases / sizeof cases[0])
 
 #define ALONE ((Place){"", 0, 1, 0, 1, false, "", 0, ""})
@@ -241,17 +245,20 @@ TEST(lists_of_nodes_that_are_none_are_refused) {
     char endless[700];
     memset(endless, 'n', sizeof endless - 1);
     endless[sizeof endless - 1] = '\0';
-    const char *const LISTS[] = {",", "n[1-2", "n]", "n[[1]]", "n1;reboot", "$(x)", "n[1-2]]", ",n1", endless};
+    const char *const LISTS[] = {",",    "n[1-2",   "n]",  "n[[1]]", "n1;reboot",
+                                 "$(x)", "n[1-2]]", ",n1", endless};
     for (size_t i = 0; i < sizeof LISTS / sizeof LISTS[0]; i++) {
         char text[1000];
         snprintf(text, sizeof text, SLURM "SLURM_STEP_NODELIST=%s", LISTS[i]);
         set_environment(text);
         Place place;
-        assert_error(place_find(&place, &(CommOptions){0}, false, &err), "SLURM_STEP_NODELIST is '");
+        assert_error(place_find(&place, &(CommOptions){0}, false, &err),
+                     "SLURM_STEP_NODELIST is '");
     }
 }
 
-// -------------------------------------------------------------------------------------------------------------- --gpus
+// -------------------------------------------------------------------------------------------------
+// --gpus
 
 // This program as a process of --gpus: `test_launch DIRECTORY WORD...`, a word for each process.
 static const char *directory;
@@ -283,9 +290,10 @@ static int meet_others(void) {
     const bool found = place_find(&place, &(CommOptions){.gpus = 3}, false, &err);
     const Channel *channel = found ? channel_tcp_open(&place, &err) : NULL;
     int ranks[3] = {-1, -1, -1}, local = place.local_rank;
-    const bool ok = channel && channel->exchange(EXCHANGE_GATHER, &local, ranks, sizeof local, &err) &&
-                    !getenv(COMM_LISTENER) && strcmp(place.launcher, "--gpus") == 0 && strlen(place.run_id) == 32 &&
-                    place.local_size == 3;
+    const bool ok = channel &&
+                    channel->exchange(EXCHANGE_GATHER, &local, ranks, sizeof local, &err) &&
+                    !getenv(COMM_LISTENER) && strcmp(place.launcher, "--gpus") == 0 &&
+                    strlen(place.run_id) == 32 && place.local_size == 3;
     if (channel) channel->close(0);
     if (!ok) fprintf(stderr, "rank %d: %s\n", place.rank, err.text);
     return ok && ranks[0] == 0 && ranks[1] == 1 && ranks[2] == 2 ? 0 : 1;
@@ -336,7 +344,8 @@ static int launch(void *context) {
     const Launch *l = context;
     char *argv[MOST_WORDS + 3] = {(char *)"test_launch", tmp.path};
     int count = 0;
-    for (; count < MOST_WORDS && l->words[count]; count++) argv[2 + count] = (char *)l->words[count];
+    for (; count < MOST_WORDS && l->words[count]; count++)
+        argv[2 + count] = (char *)l->words[count];
     return launch_processes(count, argv);
 }
 
@@ -346,8 +355,8 @@ static void check_launches(const Launch *launches, size_t count) {
         char said[1024];
         const int status = status_of_child(launch, (void *)l, said, sizeof said);
         if (!WIFEXITED(status) || WEXITSTATUS(status) != l->result || strcmp(said, l->said) != 0)
-            fail_msg("%s %s: status %x, expected %d; '%s', expected '%s'", l->words[0], l->words[1], (unsigned)status,
-                     l->result, said, l->said);
+            fail_msg("%s %s: status %x, expected %d; '%s', expected '%s'", l->words[0], l->words[1],
+                     (unsigned)status, l->result, said, l->said);
     }
 }
 
@@ -358,8 +367,12 @@ TEST(the_first_failure_ends_the_others) {
         {{"0"}, 0, ""},
         {{"0", "0", "0"}, 0, ""},
         {{"5"}, 5, "test_launch: process 0 ended with exit code 5\n"},
-        {{"wait", "3", "wait"}, 3, "test_launch: process 1 ended with exit code 3; ending the others\n"},
-        {{"wait", "kill"}, 128 + SIGKILL, "test_launch: process 1 ended by SIGKILL; ending the others\n"},
+        {{"wait", "3", "wait"},
+         3,
+         "test_launch: process 1 ended with exit code 3; ending the others\n"},
+        {{"wait", "kill"},
+         128 + SIGKILL,
+         "test_launch: process 1 ended by SIGKILL; ending the others\n"},
     };
     check_launches(LAUNCHES, sizeof LAUNCHES / sizeof LAUNCHES[0]);
 }
@@ -374,13 +387,16 @@ TEST(an_interrupted_run_is_no_failure) {
 
 TEST(a_process_that_ignores_sigterm_is_killed) {
     setenv("COMM_STOP_SECONDS", "1", 1);
-    check_launches(
-        &(Launch){{"ignore", "after"}, 9, "test_launch: process 1 ended with exit code 9; ending the others\n"}, 1);
-    setenv("COMM_STOP_SECONDS", "1s", 1);
-    check_launches(&(Launch){{"0", "0"},
-                             EXIT_BAD_INPUT,
-                             "test_launch: COMM_STOP_SECONDS is '1s'; expected seconds, at most a day\n"},
+    check_launches(&(Launch){{"ignore", "after"},
+                             9,
+                             "test_launch: process 1 ended with exit code 9; ending the others\n"},
                    1);
+    setenv("COMM_STOP_SECONDS", "1s", 1);
+    check_launches(
+        &(Launch){{"0", "0"},
+                  EXIT_BAD_INPUT,
+                  "test_launch: COMM_STOP_SECONDS is '1s'; expected seconds, at most a day\n"},
+        1);
 }
 
 // Its own process group, as a shell starts it.
@@ -432,7 +448,8 @@ TEST(processes_end_with_their_launcher) {
     check_heard(SIGTERM);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- main
+// -------------------------------------------------------------------------------------------------
+// main
 
 int main(int argc, char **argv) {
     directory = argc > 2 ? argv[1] : tmp.path;

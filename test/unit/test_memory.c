@@ -1,4 +1,5 @@
-// Arrays that grow keep what they have; memory that is asked for is all zero; where there is none, the program ends.
+// Arrays that grow keep what they have; memory that is asked for is all zero; where there is none,
+// the program ends.
 #include "llmc/base/error.h"
 #include "llmc/base/memory.h"
 #include "test/fixture.h"

@@ -1,6 +1,6 @@
-// The arena's layout, against the one that the definition in memory_plan.h gives, found the slow way, and against the
-// lower bound for models as they are trained; what recomputation and gradients in the compute dtype save, and what
-// generation takes.
+// The arena's layout, against the one that the definition in memory_plan.h gives, found the slow
+// way, and against the lower bound for models as they are trained; what recomputation and gradients
+// in the compute dtype save, and what generation takes.
 #include "llmc/base/random.h"
 #include "llmc/model/model.h"
 #include "test/test.h"
@@ -25,7 +25,8 @@ static ModelOptions options_of(const char *descriptor, int64_t B, int64_t T) {
 static MemoryPlan *plan_of(const char *descriptor, int64_t B, int set) {
     ModelOptions o = options_of(descriptor, B, 1024);
     o.sequences = 1, o.recompute = recompute_all(set);
-    for (int64_t l = 0; l < o.config.L / 3; l++) o.recompute.blocks[l] |= RECOMPUTE_GELU | RECOMPUTE_LAYERNORM;
+    for (int64_t l = 0; l < o.config.L / 3; l++)
+        o.recompute.blocks[l] |= RECOMPUTE_GELU | RECOMPUTE_LAYERNORM;
     return model_plan(&o);
 }
 
@@ -33,7 +34,8 @@ static const char *const MODELS[] = {"d6", "d12", "d24", "d36", "d48"};
 static const int SETS[] = {0,
                            RECOMPUTE_GELU,
                            RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
-                           RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC | RECOMPUTE_ATTENTION,
+                           RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC |
+                               RECOMPUTE_ATTENTION,
                            RECOMPUTE_QKV | RECOMPUTE_ATTPROJ,
                            RECOMPUTE_BLOCK};
 enum { NUM_MODELS = 5, NUM_SETS = 6 };
@@ -45,14 +47,16 @@ TEST(the_gaps_are_less_than_2_percent_of_the_activations) {
             for (int64_t B = 1; B <= 16; B *= 4) {
                 PLAN plan = plan_of(MODELS[m], B, SETS[s]);
                 const int64_t gaps = memory_plan_total(plan) - memory_plan_live_peak(plan, NULL);
-                const double share = (double)gaps / (double)memory_plan_class_bytes(plan, MEM_ACTIVATIONS);
+                const double share =
+                    (double)gaps / (double)memory_plan_class_bytes(plan, MEM_ACTIVATIONS);
                 if (gaps < 0 || share > 0.02)
-                    fail_msg("%s -b %lld set %d: %.2f%% of the activations", MODELS[m], (long long)B, SETS[s],
-                             100 * share);
+                    fail_msg("%s -b %lld set %d: %.2f%% of the activations", MODELS[m],
+                             (long long)B, SETS[s], 100 * share);
             }
 }
 
-// ---------------------------------------------------------------------------------------- the definition, the slow way
+// ---------------------------------------------------------------------------------------- the
+// definition, the slow way
 
 typedef struct {
     int64_t bytes, offset;
@@ -70,12 +74,14 @@ static bool is_free(const Slow *placed, int n, const Slow *e, int64_t offset) {
     for (int i = 0; i < n; i++) {
         const Slow *p = &placed[i];
         const bool together = p->first <= e->last && e->first <= p->last;
-        if (together && offset < p->offset + p->bytes && p->offset < offset + e->bytes) return false;
+        if (together && offset < p->offset + p->bytes && p->offset < offset + e->bytes)
+            return false;
     }
     return true;
 }
 
-// Each at the lowest offset, of base and the ends of those placed before, where nothing alive at the same time stands.
+// Each at the lowest offset, of base and the ends of those placed before, where nothing alive at
+// the same time stands.
 static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
     const int count = memory_plan_count(plan);
     Slow *items = malloc((size_t)count * sizeof *items);
@@ -122,7 +128,8 @@ TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------- what was declared
+// -------------------------------------------------------------------------------------------------
+// what was declared
 
 TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
     PLAN plan = plan_of("d6", 2, RECOMPUTE_BLOCK);
@@ -132,7 +139,8 @@ TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
         int64_t live = 0;
         for (int i = 0; i < memory_plan_count(plan); i++) {
             const PlannedTensor t = memory_plan_tensor(plan, i);
-            if (t.first_use == PLAN_ALWAYS || (t.first_use <= tick && tick <= t.last_use)) live += t.bytes;
+            if (t.first_use == PLAN_ALWAYS || (t.first_use <= tick && tick <= t.last_use))
+                live += t.bytes;
         }
         if (live > peak) peak = live, at = tick;
     }
@@ -160,7 +168,8 @@ TEST(classes_sum_to_the_total_and_an_empty_plan_takes_nothing) {
 // The tensor of this name of the forward pass of a block.
 static PlannedTensor tensor_of(const MemoryPlan *plan, const char *name, int block) {
     for (int i = 0; i < memory_plan_count(plan); i++)
-        if (strcmp(memory_plan_tensor(plan, i).name, name) == 0 && block-- == 0) return memory_plan_tensor(plan, i);
+        if (strcmp(memory_plan_tensor(plan, i).name, name) == 0 && block-- == 0)
+            return memory_plan_tensor(plan, i);
     fail_msg("no %s", name);
     return (PlannedTensor){0};
 }
@@ -185,9 +194,11 @@ TEST(a_sum_of_the_residual_stream_shares_no_memory_with_its_terms) {
         }
 }
 
-// ------------------------------------------------------------------------------------------------------- recomputation
+// -------------------------------------------------------------------------------------------------
+// recomputation
 
-// What a set keeps of a block from the forward to the backward pass, in bytes a token: the table of doc/memory.md.
+// What a set keeps of a block from the forward to the backward pass, in bytes a token: the table of
+// doc/memory.md.
 static int64_t kept_bytes(int set, int64_t C, int64_t NH, int64_t element) {
     const bool gelu = set & (RECOMPUTE_GELU | RECOMPUTE_FC);
     int64_t elements = C, numbers = 0; // residual1
@@ -204,12 +215,13 @@ static int64_t peak_of(ModelOptions options, int64_t L) {
     options.config.L = L;
     PLAN plan = model_plan(&options);
     return memory_plan_live_peak(plan, NULL) - memory_plan_class_bytes(plan, MEM_WEIGHTS) -
-           memory_plan_class_bytes(plan, MEM_GRADIENTS) - memory_plan_class_bytes(plan, MEM_OPTIMIZER) -
+           memory_plan_class_bytes(plan, MEM_GRADIENTS) -
+           memory_plan_class_bytes(plan, MEM_OPTIMIZER) -
            memory_plan_class_bytes(plan, MEM_MASTER) - memory_plan_class_bytes(plan, MEM_WORKSPACE);
 }
 
-// Blocks more keep as much more; what one block needs while it runs is the same. Of 256 tokens every tensor is a
-// multiple of the alignment.
+// Blocks more keep as much more; what one block needs while it runs is the same. Of 256 tokens
+// every tensor is a multiple of the alignment.
 TEST(a_block_keeps_what_its_set_leaves) {
     ModelOptions options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 2, .T = 128};
     options.config = (ModelConfig){.C = 128, .NH = 4, .max_T = 128};
@@ -223,7 +235,8 @@ TEST(a_block_keeps_what_its_set_leaves) {
     options.recompute = recompute_all(0);
     for (int l = 0; l < 24; l += 2) options.recompute.blocks[l] = RECOMPUTE_BLOCK;
     const int64_t more = peak_of(options, 24) - peak_of(options, 12);
-    assert_int_equal(more, 6 * 256 * (kept_bytes(0, 128, 4, 2) + kept_bytes(RECOMPUTE_BLOCK, 128, 4, 2)));
+    assert_int_equal(more,
+                     6 * 256 * (kept_bytes(0, 128, 4, 2) + kept_bytes(RECOMPUTE_BLOCK, 128, 4, 2)));
 }
 
 // At 124M, laying out costs at most a hundredth over what is alive at once.
@@ -232,17 +245,21 @@ TEST(no_set_takes_more_than_its_tensors_need) {
     for (int set = 0; set < 64; set++) {
         options.recompute = recompute_all(set);
         PLAN plan = model_plan(&options);
-        assert_true((double)memory_plan_total(plan) <= 1.01 * (double)memory_plan_live_peak(plan, NULL));
+        assert_true((double)memory_plan_total(plan) <=
+                    1.01 * (double)memory_plan_live_peak(plan, NULL));
     }
 }
 
-// -------------------------------------------------------------------------------------- gradients in the compute dtype
+// -------------------------------------------------------------------------------------- gradients
+// in the compute dtype
 
-// 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one block and of wte.
+// 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one
+// block and of wte.
 TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
     ModelOptions options = options_of("d12", 1, 64);
     const ModelConfig *c = &options.config;
-    const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C, wte = c->Vp * C;
+    const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C,
+                  wte = c->Vp * C;
     int64_t total[2], gradients[2];
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
@@ -257,7 +274,8 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
     assert_true(less >= gradients[1] - scratch - aligned);
 }
 
-// ---------------------------------------------------------------------------------------------------------- generation
+// -------------------------------------------------------------------------------------------------
+// generation
 
 static int64_t planned(ModelOptions options, int64_t sequences) {
     options.dtype = DTYPE_FP32, options.sequences = sequences;
@@ -274,14 +292,16 @@ TEST(samples_beside_training_cost_no_memory) {
     }
 }
 
-// Without training there is little to share: keys and values of every position, 2 L C elements, and the logits. The
-// blocks' own activations are those of one prompt, not of every sequence.
+// Without training there is little to share: keys and values of every position, 2 L C elements, and
+// the logits. The blocks' own activations are those of one prompt, not of every sequence.
 TEST(a_model_that_only_generates_takes_weights_and_cache) {
     ModelOptions options = options_of("d12", 1, 1024);
     options.master = options.train = false;
-    const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element, logits = Vp * element;
+    const int64_t element = 4, Vp = 50304, cache = 2 * 12 * 768 * 1024 * element,
+                  logits = Vp * element;
     const int64_t tokens = 1024 * 4,
-                  aligned = 2 * PLAN_ALIGNMENT; // cache and logits are multiples of it; tokens are not
+                  // cache and logits are multiples of it; tokens are not
+        aligned = 2 * PLAN_ALIGNMENT;
     const int64_t more = planned(options, 9) - planned(options, 8);
     assert_true(more >= cache && more <= cache + logits + tokens + aligned);
 }

@@ -1,4 +1,5 @@
-// Mixtures: what their text says, the shares of every prefix of a run, and the same draws however they are reached.
+// Mixtures: what their text says, the shares of every prefix of a run, and the same draws however
+// they are reached.
 #include "llmc/base/random.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/data/sources.h"
@@ -30,7 +31,8 @@ static Mixture mixture_of(int count, const int64_t *weights) {
     return m;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- text
+// -------------------------------------------------------------------------------------------------
+// text
 
 TEST(a_text_names_each_source_with_its_share) {
     const struct {
@@ -44,12 +46,28 @@ TEST(a_text_names_each_source_with_its_share) {
          {"web/train_*.bin", "code/train_*.bin"},
          {"web", "code"},
          {7, 3}},
-        {"a/t.bin:2,b/t.bin:4,c/t.bin:6", 3, {"a/t.bin", "b/t.bin", "c/t.bin"}, {"a", "b", "c"}, {1, 2, 3}},
+        {"a/t.bin:2,b/t.bin:4,c/t.bin:6",
+         3,
+         {"a/t.bin", "b/t.bin", "c/t.bin"},
+         {"a", "b", "c"},
+         {1, 2, 3}},
         {"d/a.bin:1,d/b.bin:2", 2, {"d/a.bin", "d/b.bin"}, {"a.bin", "b.bin"}, {1, 2}},
-        {"x/x/t:1,x/t:1", 2, {"x/x/t", "x/t"}, {"x/x/t", "x/t"}, {1, 1}}, // nothing is left of the second
-        {"a:b.bin:0.999,c\\,d.bin:0.001", 2, {"a:b.bin", "c\\,d.bin"}, {"a:b.bin", "c\\,d.bin"}, {999, 1}},
+        {"x/x/t:1,x/t:1",
+         2,
+         {"x/x/t", "x/t"},
+         {"x/x/t", "x/t"},
+         {1, 1}}, // nothing is left of the second
+        {"a:b.bin:0.999,c\\,d.bin:0.001",
+         2,
+         {"a:b.bin", "c\\,d.bin"},
+         {"a:b.bin", "c\\,d.bin"},
+         {999, 1}},
         {"a:1e6,b:1", 2, {"a", "b"}, {"a", "b"}, {999999, 1}}, // in millionths
-        {"a:0.333333,b:0.333333,c:0.333334", 3, {"a", "b", "c"}, {"a", "b", "c"}, {333333, 333333, 333334}},
+        {"a:0.333333,b:0.333333,c:0.333334",
+         3,
+         {"a", "b", "c"},
+         {"a", "b", "c"},
+         {333333, 333333, 333334}},
         {"train_*.bin:0.5", 1, {"train_*.bin"}, {"train_*.bin"}, {1}},
         {"a,b/train_*.bin", 1, {"a,b/train_*.bin"}, {"a,b/train_*.bin"}, {1}},
         {"s3:train.bin", 1, {"s3:train.bin"}, {"s3:train.bin"}, {1}},
@@ -81,14 +99,16 @@ TEST(a_mixture_has_at_most_32_corpora) {
 
 static char *put_before(const void *context, const char *pattern) {
     char *result = NULL;
-    assert_true(strcmp(pattern, "no") == 0 || asprintf(&result, "%s/%s", (const char *)context, pattern) > 0);
+    assert_true(strcmp(pattern, "no") == 0 ||
+                asprintf(&result, "%s/%s", (const char *)context, pattern) > 0);
     return result;
 }
 
 TEST(the_patterns_of_a_text_can_be_replaced) {
     static const struct {
         const char *text, *mapped;
-    } cases[] = {{"a:0.70,b\\,c:3e-1", "x,y/a:0.70,x,y/b,c:3e-1"}, {"a,b", "x,y/a,b"}, {"a:1,no:1", NULL}};
+    } cases[] = {
+        {"a:0.70,b\\,c:3e-1", "x,y/a:0.70,x,y/b,c:3e-1"}, {"a,b", "x,y/a,b"}, {"a:1,no:1", NULL}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         AUTO_FREE char *mapped = mixture_map(cases[i].text, put_before, "x,y");
         if (!cases[i].mapped) {
@@ -108,10 +128,11 @@ TEST(the_patterns_of_a_text_can_be_replaced) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- order
+// -------------------------------------------------------------------------------------------------
+// order
 
-// Every prefix of n draws has share x n windows of each source, within 1 - 1/(2k-2), and each source its windows in
-// order: so a permutation of them repeats none before all are drawn.
+// Every prefix of n draws has share x n windows of each source, within 1 - 1/(2k-2), and each
+// source its windows in order: so a permutation of them repeats none before all are drawn.
 static void check_prefixes(const Mixture *m, int64_t n) {
     MixtureCursor cursor = {0};
     int64_t drawn[MIXTURE_MAX] = {0};
@@ -119,10 +140,13 @@ static void check_prefixes(const Mixture *m, int64_t n) {
     for (int64_t p = 0; p < n; p++) {
         const MixtureDraw draw = mixture_draw(m, &cursor, p);
         assert_int_equal(draw.index, drawn[draw.source]++);
-        for (int i = 0; i < m->count; i++) // exactly: |drawn - w n / W| <= 1 - 1 / bound, times W x bound
-            if (llabs(drawn[i] * m->total - m->weights[i] * (p + 1)) * bound > (bound - 1) * m->total)
-                fail_msg("source %d of %d: %lld drawn of %lld, weight %lld of %lld", i, m->count, (long long)drawn[i],
-                         (long long)p + 1, (long long)m->weights[i], (long long)m->total);
+        for (int i = 0; i < m->count;
+             i++) // exactly: |drawn - w n / W| <= 1 - 1 / bound, times W x bound
+            if (llabs(drawn[i] * m->total - m->weights[i] * (p + 1)) * bound >
+                (bound - 1) * m->total)
+                fail_msg("source %d of %d: %lld drawn of %lld, weight %lld of %lld", i, m->count,
+                         (long long)drawn[i], (long long)p + 1, (long long)m->weights[i],
+                         (long long)m->total);
     }
 }
 
@@ -188,7 +212,8 @@ TEST(after_a_change_of_weights_each_source_continues_where_it_was) {
     assert_int_equal(drawn[1], 600);
 }
 
-// --------------------------------------------------------------------------------------------------------------- files
+// -------------------------------------------------------------------------------------------------
+// files
 
 enum { T = 4 };
 
@@ -199,7 +224,8 @@ static void write_shard(const char *name, int first, int windows, int vocab, int
     for (int i = first; i <= first + windows * T; i++) {
         const uint16_t narrow = (uint16_t)i;
         const uint32_t wide = (uint32_t)i;
-        assert_true(shard_writer_append(w, token_bytes == 2 ? (const void *)&narrow : &wide, 1, &err));
+        assert_true(
+            shard_writer_append(w, token_bytes == 2 ? (const void *)&narrow : &wide, 1, &err));
     }
     assert_true(shard_writer_commit(w, &err));
 }
@@ -245,10 +271,13 @@ TEST(the_loader_reads_each_source_in_the_order_of_a_run_on_it_alone) {
     sources_close(&s);
 }
 
-// Else a corpus of a mixture could change under a resume, or differ from process to process, unseen.
+// Else a corpus of a mixture could change under a resume, or differ from process to process,
+// unseen.
 TEST(the_checksum_of_a_mixture_is_that_of_every_source_and_of_their_order) {
-    static const char *const texts[][2] = {
-        {"a.bin:1", "b.bin:1"}, {"c.bin:1", "b.bin:1"}, {"a.bin:1", "c.bin:1"}, {"b.bin:1", "a.bin:1"}};
+    static const char *const texts[][2] = {{"a.bin:1", "b.bin:1"},
+                                           {"c.bin:1", "b.bin:1"},
+                                           {"a.bin:1", "c.bin:1"},
+                                           {"b.bin:1", "a.bin:1"}};
     enum { TEXTS = sizeof texts / sizeof *texts };
     uint64_t seen[TEXTS];
     write_shard("a.bin", 0, 9, 0, 2);
@@ -260,6 +289,7 @@ TEST(the_checksum_of_a_mixture_is_that_of_every_source_and_of_their_order) {
         seen[i] = s.fingerprint;
         sources_close(&s);
         for (int k = 0; k < i; k++)
-            if (seen[k] == seen[i]) fail_msg("%s, %s as %s, %s", texts[i][0], texts[i][1], texts[k][0], texts[k][1]);
+            if (seen[k] == seen[i])
+                fail_msg("%s, %s as %s, %s", texts[i][0], texts[i][1], texts[k][0], texts[k][1]);
     }
 }

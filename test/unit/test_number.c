@@ -1,5 +1,6 @@
-// llmc/number.h. fp8: the numbers of both formats, rounding to them against a search through all of them, and scales.
-// The 8-bit numbers of optimizer states: against the map of the paper, made here in fp64 from its own formula.
+// llmc/number.h. fp8: the numbers of both formats, rounding to them against a search through all of
+// them, and scales. The 8-bit numbers of optimizer states: against the map of the paper, made here
+// in fp64 from its own formula.
 #include "llmc/number.h"
 #include "llmc/tensor.h"
 #include "test/test.h"
@@ -10,11 +11,13 @@
 
 static const DType formats[] = {DTYPE_E4M3, DTYPE_E5M2};
 
-// The numbers 0 .. largest of a format in order, by the definition: subnormals are multiples of the smallest, above
-// them every power of two is cut into as many steps. The position of a number is its code.
+// The numbers 0 .. largest of a format in order, by the definition: subnormals are multiples of the
+// smallest, above them every power of two is cut into as many steps. The position of a number is
+// its code.
 static int all_numbers(DType format, double numbers[128]) {
     const int steps = format == DTYPE_E4M3 ? 8 : 4;
-    const double smallest = format == DTYPE_E4M3 ? 0x1p-9 : 0x1p-16, largest = format == DTYPE_E4M3 ? 448.0 : 57344.0;
+    const double smallest = format == DTYPE_E4M3 ? 0x1p-9 : 0x1p-16,
+                 largest = format == DTYPE_E4M3 ? 448.0 : 57344.0;
     int n = 0;
     double step = smallest;
     numbers[n++] = 0.0;
@@ -40,7 +43,8 @@ static uint8_t searched(double x, DType format) {
 
 static void check_encode(float x, DType format) {
     const uint8_t got = fp8_encode(x, format), want = searched((double)x, format);
-    if (got != want) fail_msg("%a in %s is 0x%02X, expected 0x%02X", (double)x, dtype_name(format), got, want);
+    if (got != want)
+        fail_msg("%a in %s is 0x%02X, expected 0x%02X", (double)x, dtype_name(format), got, want);
 }
 
 TEST(codes_are_the_numbers_of_the_formats_in_order) {
@@ -57,7 +61,8 @@ TEST(codes_are_the_numbers_of_the_formats_in_order) {
     for (int sign = 0; sign <= 0x80; sign += 0x80) {
         assert_true(isnan(fp8_decode((uint8_t)(sign | 0x7F), DTYPE_E4M3)));
         assert_true(isinf(fp8_decode((uint8_t)(sign | 0x7C), DTYPE_E5M2)));
-        for (int code = 0x7D; code <= 0x7F; code++) assert_true(isnan(fp8_decode((uint8_t)(sign | code), DTYPE_E5M2)));
+        for (int code = 0x7D; code <= 0x7F; code++)
+            assert_true(isnan(fp8_decode((uint8_t)(sign | code), DTYPE_E5M2)));
     }
 }
 
@@ -85,7 +90,8 @@ TEST(encode_takes_the_nearest_and_of_two_the_even_one) {
         for (int i = 0; i + 1 < n; i++) {
             const float middle = (float)(0.5 * (numbers[i] + numbers[i + 1]));
             const float around[] = {middle, nextafterf(middle, 0.0f), nextafterf(middle, INFINITY)};
-            for (int j = 0; j < 3; j++) check_encode(around[j], formats[f]), check_encode(-around[j], formats[f]);
+            for (int j = 0; j < 3; j++)
+                check_encode(around[j], formats[f]), check_encode(-around[j], formats[f]);
         }
         for (uint32_t bits = 0; bits < 0x10000; bits++) { // all of bf16
             const float x = bf16_to_float((uint16_t)bits);
@@ -109,10 +115,12 @@ TEST(the_scale_is_a_power_of_two_that_fills_the_format) {
     for (int f = 0; f < 2; f++) {
         const double largest = (double)fp8_largest(formats[f]);
         for (double amax = 1e-13; amax < 1e18; amax *= 1.0023) {
-            const double scale = (double)fp8_scale((float)amax, formats[f]), x = (double)(float)amax * scale;
+            const double scale = (double)fp8_scale((float)amax, formats[f]),
+                         x = (double)(float)amax * scale;
             int exponent;
             assert_true(frexp(scale, &exponent) == 0.5);
-            if (!(x <= largest && x > 0.5 * largest)) fail_msg("amax %g is scaled by %g", amax, scale);
+            if (!(x <= largest && x > 0.5 * largest))
+                fail_msg("amax %g is scaled by %g", amax, scale);
         }
         for (int e = -40; e <= 40; e++) {
             const float edge = ldexpf(fp8_largest(formats[f]), e);
@@ -131,7 +139,8 @@ TEST(the_scale_stays_finite_and_is_1_where_amax_says_nothing) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- slots
+// -------------------------------------------------------------------------------------------------
+// slots
 
 TEST(a_slot_follows_every_tensor) {
     Fp8Slot s = {0};
@@ -141,7 +150,8 @@ TEST(a_slot_follows_every_tensor) {
     assert_true(s.scale == 128.0f && s.amax == 3.0f);
 }
 
-// ---------------------------------------------------------------------------------------------------- optimizer states
+// -------------------------------------------------------------------------------------------------
+// optimizer states
 
 enum { CODES = 256 };
 
@@ -150,14 +160,15 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-// Decade i of 0 .. 6: the middles between 2^i + 1 (signed; unsigned 2^(i+1) + 1) points from 0.1 to 1 at equal
-// distances, times 10^(i-6), with both signs in the signed map; and 0 and 1. In order.
+// Decade i of 0 .. 6: the middles between 2^i + 1 (signed; unsigned 2^(i+1) + 1) points from 0.1 to
+// 1 at equal distances, times 10^(i-6), with both signs in the signed map; and 0 and 1. In order.
 static void make_map(double map[CODES], bool is_signed) {
     int n = 0;
     for (int i = 0; i < 7; i++) {
         const int points = (is_signed ? 1 << i : 2 << i) + 1;
         for (int k = 0; k + 1 < points; k++) {
-            const double left = 0.1 + 0.9 * k / (points - 1), right = 0.1 + 0.9 * (k + 1) / (points - 1);
+            const double left = 0.1 + 0.9 * k / (points - 1),
+                         right = 0.1 + 0.9 * (k + 1) / (points - 1);
             map[n++] = 0.5 * (left + right) * pow(10.0, i - 6);
             if (is_signed) map[n] = -map[n - 1], n++;
         }
@@ -168,7 +179,8 @@ static void make_map(double map[CODES], bool is_signed) {
 }
 
 static double decode(int code, bool is_signed) {
-    return (double)(is_signed ? dynamic8_decode_signed((uint8_t)code) : dynamic8_decode_unsigned((uint8_t)code));
+    return (double)(is_signed ? dynamic8_decode_signed((uint8_t)code)
+                              : dynamic8_decode_unsigned((uint8_t)code));
 }
 static int encode(float x, bool is_signed) {
     return is_signed ? dynamic8_encode_signed(x) : dynamic8_encode_unsigned(x);
@@ -178,7 +190,8 @@ TEST(the_map_is_that_of_the_paper) {
     for (int is_signed = 0; is_signed < 2; is_signed++) {
         double map[CODES];
         make_map(map, is_signed);
-        // Three roundings: the sum, the width (and its decade's end), the product: 2^-24 each, and one for the end.
+        // Three roundings: the sum, the width (and its decade's end), the product: 2^-24 each, and
+        // one for the end.
         for (int code = 0; code < CODES; code++)
             if (fabs(decode(code, is_signed) - map[code]) > 0x1p-22 * fabs(map[code]))
                 fail_msg("code %d is %.9g, not %.9g", code, decode(code, is_signed), map[code]);
@@ -187,7 +200,8 @@ TEST(the_map_is_that_of_the_paper) {
 
 TEST(numbers_grow_with_their_codes) {
     for (int is_signed = 0; is_signed < 2; is_signed++)
-        for (int code = 1; code < CODES; code++) assert_true(decode(code - 1, is_signed) < decode(code, is_signed));
+        for (int code = 1; code < CODES; code++)
+            assert_true(decode(code - 1, is_signed) < decode(code, is_signed));
     assert_true(decode(DYNAMIC8_ZERO_SIGNED, true) == 0.0 && decode(0, false) == 0.0);
     assert_true(decode(255, true) == 1.0 && decode(255, false) == 1.0);
 }
@@ -198,20 +212,23 @@ TEST(every_code_comes_back_from_its_number) {
             assert_int_equal(encode((float)decode(code, is_signed), is_signed), code);
 }
 
-// Half way between the numbers of two neighbouring codes one becomes the other. The border of a cell is computed with
-// an error of a few 2^-24 of the number, so 2^-21 away from it the code must be right.
+// Half way between the numbers of two neighbouring codes one becomes the other. The border of a
+// cell is computed with an error of a few 2^-24 of the number, so 2^-21 away from it the code must
+// be right.
 TEST(a_number_becomes_the_nearest_that_has_a_code) {
     for (int is_signed = 0; is_signed < 2; is_signed++)
         for (int code = 1; code < CODES; code++) {
-            const double low = decode(code - 1, is_signed), high = decode(code, is_signed), border = 0.5 * (low + high);
+            const double low = decode(code - 1, is_signed), high = decode(code, is_signed),
+                         border = 0.5 * (low + high);
             const double slack = 0x1p-21 * fabs(border);
-            if (is_signed || code > 1) assert_int_equal(encode((float)(border - slack), is_signed), code - 1);
+            if (is_signed || code > 1)
+                assert_int_equal(encode((float)(border - slack), is_signed), code - 1);
             assert_int_equal(encode((float)(border + slack), is_signed), code);
         }
 }
 
-// Numbers up to 1 in steps of 2^-14 of their value, and their negatives. Second moments from half of the first cell on:
-// smaller ones become that cell, see below.
+// Numbers up to 1 in steps of 2^-14 of their value, and their negatives. Second moments from half
+// of the first cell on: smaller ones become that cell, see below.
 TEST(no_number_is_further_from_its_code_than_half_a_cell) {
     for (int is_signed = 0; is_signed < 2; is_signed++) {
         int last = encode(0.0f, is_signed);
@@ -219,11 +236,14 @@ TEST(no_number_is_further_from_its_code_than_half_a_cell) {
             const int code = encode(x, is_signed);
             assert_true(code >= last); // in order
             last = code;
-            const double number = decode(code, is_signed), below = code > 0 ? decode(code - 1, is_signed) : number;
+            const double number = decode(code, is_signed),
+                         below = code > 0 ? decode(code - 1, is_signed) : number;
             const double above = code < 255 ? decode(code + 1, is_signed) : number;
             const double half = 0.5 * fmax(number - below, above - number);
-            if (fabs((double)x - number) > half * (1 + 0x1p-20)) fail_msg("%.9g became %.9g", (double)x, number);
-            if (is_signed && x < 0.99f) assert_int_equal(encode(-x, true), 2 * DYNAMIC8_ZERO_SIGNED - code);
+            if (fabs((double)x - number) > half * (1 + 0x1p-20))
+                fail_msg("%.9g became %.9g", (double)x, number);
+            if (is_signed && x < 0.99f)
+                assert_int_equal(encode(-x, true), 2 * DYNAMIC8_ZERO_SIGNED - code);
         }
     }
 }
@@ -237,7 +257,8 @@ TEST(zero_and_nan_become_zero_and_minus_one_becomes_the_number_above_it) {
     assert_int_equal(dynamic8_encode_signed(1.0f), 255);
     assert_int_equal(dynamic8_encode_unsigned(1.0f), 255);
     assert_int_equal(dynamic8_encode_signed(-1.0f), 0);
-    assert_true(fabs(decode(0, true) + (1.0 - 0.45 / 64)) < 1e-6); // the middle of the last of 64 cells
+    assert_true(fabs(decode(0, true) + (1.0 - 0.45 / 64)) <
+                1e-6); // the middle of the last of 64 cells
 }
 
 TEST(a_second_moment_above_zero_never_becomes_zero) {

@@ -1,5 +1,6 @@
-// What model_numerics counts of a small model, against tensors whose values are known: every class once, over all
-// blocks and micro-steps; updates as they were made; nothing where it was not asked for.
+// What model_numerics counts of a small model, against tensors whose values are known: every class
+// once, over all blocks and micro-steps; updates as they were made; nothing where it was not asked
+// for.
 
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
@@ -89,10 +90,11 @@ static void count_two_micro_steps(int again) {
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         const double want = 2.0 * L * B * T * classes[i].width;
         if (count_of(model, classes[i].name) != want)
-            fail_msg("%s: %g elements, not %g", classes[i].name, count_of(model, classes[i].name), want);
+            fail_msg("%s: %g elements, not %g", classes[i].name, count_of(model, classes[i].name),
+                     want);
     }
-    // What layernorm gives with its initial weights has rows of mean square 1, but for the 1e-5 it adds to variances of
-    // about 0.02^2 and more, 1e-5 / 4e-4 at most.
+    // What layernorm gives with its initial weights has rows of mean square 1, but for the 1e-5 it
+    // adds to variances of about 0.02^2 and more, 1e-5 / 4e-4 at most.
     const TensorStats *s = &row_named(model, "qkv.in")->stats;
     assert_true(s->sumsq / s->count > 0.97 && s->sumsq / s->count < 1.0001);
     assert_null(row_named(model, "wte.weight")); // nobody counted it
@@ -119,28 +121,36 @@ static void set_all(Model *model, int index, float value) {
 TEST(weights_and_gradients_are_counted_by_kind) {
     const ModelOptions options = options_of(DTYPE_FP32, false);
     Model *model = make(&options);
-    for (int l = 0; l < L; l++) set_all(model, parameter_index(&options.config, PARAM_FCW, l), (float)(l + 1));
-    for (int i = 0; i < model_num_tensors(model); i++) tensor_fill(model_tensors(model)[i].grad, 0.0f);
-    tensor_fill(model_tensors(model)[parameter_index(&options.config, PARAM_LNFB, -1)].grad, INFINITY);
+    for (int l = 0; l < L; l++)
+        set_all(model, parameter_index(&options.config, PARAM_FCW, l), (float)(l + 1));
+    for (int i = 0; i < model_num_tensors(model); i++)
+        tensor_fill(model_tensors(model)[i].grad, 0.0f);
+    tensor_fill(model_tensors(model)[parameter_index(&options.config, PARAM_LNFB, -1)].grad,
+                INFINITY);
     model_observe(model, true);
     model_numerics_gradients(model);
-    const TensorStats weight = row_named(model, "fcw.weight")->stats, none = row_named(model, "fcw.gradient")->stats,
+    const TensorStats weight = row_named(model, "fcw.weight")->stats,
+                      none = row_named(model, "fcw.gradient")->stats,
                       broken = row_named(model, "lnfb.gradient")->stats;
-    assert_true(weight.count == L * 4.0 * C * C && weight.amax == 3.0f && weight.sumsq == 4.0 * C * C * (1 + 4 + 9));
-    const TensorStats wte = row_named(model, "wte.weight")->stats; // without the rows that pad the vocabulary
-    assert_true(wte.count == (double)(options.config.V * C) && options.config.V < options.config.Vp);
+    assert_true(weight.count == L * 4.0 * C * C && weight.amax == 3.0f &&
+                weight.sumsq == 4.0 * C * C * (1 + 4 + 9));
+    // without the rows that pad the vocabulary
+    const TensorStats wte = row_named(model, "wte.weight")->stats;
+    assert_true(wte.count == (double)(options.config.V * C) &&
+                options.config.V < options.config.Vp);
     assert_true(none.zero == none.count && none.sumsq == 0.0 && none.overflow == 0.0);
     assert_true(broken.overflow == C && broken.count == C && broken.amax == 0.0f);
 }
 
-// fc of the last block goes from 1 to 1.5, of the others stays at 1: a change of 0.5 / sqrt(3) of the weight's norm, in
-// the master or, without one, in the weight; every number is exact in bf16.
+// fc of the last block goes from 1 to 1.5, of the others stays at 1: a change of 0.5 / sqrt(3) of
+// the weight's norm, in the master or, without one, in the weight; every number is exact in bf16.
 TEST(an_update_is_what_changed_against_what_was_there) {
     for (int c = 0; c < 3; c++) {
         const ModelOptions options = options_of(c == 0 ? DTYPE_FP32 : DTYPE_BF16, c == 1);
         Model *model = make(&options);
         model_observe(model, true);
-        for (int l = 0; l < L; l++) set_all(model, parameter_index(&options.config, PARAM_FCW, l), 1.0f);
+        for (int l = 0; l < L; l++)
+            set_all(model, parameter_index(&options.config, PARAM_FCW, l), 1.0f);
         model_numerics_gradients(model);
         for (int l = 0; l < L; l++) {
             const int index = parameter_index(&options.config, PARAM_FCW, l);
@@ -149,7 +159,8 @@ TEST(an_update_is_what_changed_against_what_was_there) {
             model_numerics_update_end(model, index);
         }
         const NumericsRow *row = row_named(model, "fcw.update");
-        assert_true(row->stats.count == L * 4.0 * C * C && row->stats.zero == (L - 1) * 4.0 * C * C);
+        assert_true(row->stats.count == L * 4.0 * C * C &&
+                    row->stats.zero == (L - 1) * 4.0 * C * C);
         assert_true(row->stats.amax == 0.5f);
         assert_true(fabs(model_numerics_ratio(row) - 0.5 / sqrt(3.0)) < 1e-15);
         assert_null(row_named(model, "fcb.update"));

@@ -1,5 +1,5 @@
-// The optimizer table: what each optimizer costs in bytes a parameter, what it keeps for which parameter, and what of
-// it is taken, saved or refused.
+// The optimizer table: what each optimizer costs in bytes a parameter, what it keeps for which
+// parameter, and what of it is taken, saved or refused.
 
 #include "llmc/model/model.h"
 #include "test/fixture.h"
@@ -8,7 +8,8 @@
 #include <math.h>
 
 // GPT-2 124M: its matrices have sizes that are whole blocks of 8-bit states.
-static const ModelConfig config = {.max_T = 1024, .V = 50257, .Vp = 50304, .L = 12, .NH = 12, .C = 768};
+static const ModelConfig config = {
+    .max_T = 1024, .V = 50257, .Vp = 50304, .L = 12, .NH = 12, .C = 768};
 static Parameter *table;
 static Error err;
 
@@ -26,7 +27,8 @@ TestFixture test_all = {setup, teardown};
 static Parameter *matrix(void) { return &table[parameter_index(&config, PARAM_FCW, 3)]; }
 
 // Bytes an element of p in weight, gradient and all states.
-static double bytes_a_parameter(OptimizerKind kind, bool master, DType compute, DType gradient, const Parameter *p) {
+static double bytes_a_parameter(OptimizerKind kind, bool master, DType compute, DType gradient,
+                                const Parameter *p) {
     double bytes = (double)dtype_size(compute) + (double)dtype_size(gradient);
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
         const Tensor t = optimizer_state(kind, master, compute, p, (StateSlot)slot);
@@ -36,24 +38,28 @@ static double bytes_a_parameter(OptimizerKind kind, bool master, DType compute, 
 }
 
 TEST(a_parameter_of_a_matrix_costs_what_the_papers_say) {
-    static const double SCALES = 2 * 4.0 / STATE_BLOCK;                                // of both 8-bit moments
-    static const double FACTORS = 4.0 / 768 + 4.0 / (4 * 768) + 4.0 / (4 * 768 * 768); // row, col and rms of (4C, C)
+    static const double SCALES = 2 * 4.0 / STATE_BLOCK; // of both 8-bit moments
+    // row, col and rms of (4C, C)
+    static const double FACTORS = 4.0 / 768 + 4.0 / (4 * 768) + 4.0 / (4 * 768 * 768);
     const struct {
         OptimizerKind kind;
         bool master;
         DType compute, gradient;
         double bytes;
     } cases[] = {
-        {OPTIMIZER_ADAMW, true, DTYPE_BF16, DTYPE_FP32, 18}, // weight 2, gradient 4, master 4, m 4, v 4
+        {OPTIMIZER_ADAMW, true, DTYPE_BF16, DTYPE_FP32,
+         18}, // weight 2, gradient 4, master 4, m 4, v 4
         {OPTIMIZER_ADAMW, true, DTYPE_BF16, DTYPE_BF16, 16},
         {OPTIMIZER_ADAMW, false, DTYPE_BF16, DTYPE_FP32, 14},
         {OPTIMIZER_ADAMW, true, DTYPE_FP32, DTYPE_FP32, 16}, // fp32 weights are their own master
         {OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, DTYPE_FP32, 12 + SCALES},
         {OPTIMIZER_ADAMW_8BIT, false, DTYPE_BF16, DTYPE_BF16, 6 + SCALES},
-        {OPTIMIZER_ADAMW_BF16, true, DTYPE_BF16, DTYPE_BF16, 8}, // weight 2, gradient 2, m 2, v 2; -w 1 means nothing
+        {OPTIMIZER_ADAMW_BF16, true, DTYPE_BF16, DTYPE_BF16,
+         8}, // weight 2, gradient 2, m 2, v 2; -w 1 means nothing
         {OPTIMIZER_ADAMW_BF16, false, DTYPE_BF16, DTYPE_FP32, 10},
         {OPTIMIZER_ADAMW_KAHAN, false, DTYPE_BF16, DTYPE_BF16, 10}, // and what rounding took 2
-        {OPTIMIZER_ADAMW_KAHAN, false, DTYPE_FP32, DTYPE_FP32, 12}, // where it takes nothing: 4 + 4 + 2 + 2
+        {OPTIMIZER_ADAMW_KAHAN, false, DTYPE_FP32, DTYPE_FP32,
+         12}, // where it takes nothing: 4 + 4 + 2 + 2
         {OPTIMIZER_LION, true, DTYPE_BF16, DTYPE_FP32, 14},
         {OPTIMIZER_SGD, true, DTYPE_BF16, DTYPE_FP32, 14},
         {OPTIMIZER_MUON, true, DTYPE_BF16, DTYPE_FP32, 14},
@@ -61,11 +67,11 @@ TEST(a_parameter_of_a_matrix_costs_what_the_papers_say) {
         {OPTIMIZER_ADAFACTOR, false, DTYPE_BF16, DTYPE_BF16, 4 + FACTORS},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const double bytes =
-            bytes_a_parameter(cases[i].kind, cases[i].master, cases[i].compute, cases[i].gradient, matrix());
+        const double bytes = bytes_a_parameter(cases[i].kind, cases[i].master, cases[i].compute,
+                                               cases[i].gradient, matrix());
         if (fabs(bytes - cases[i].bytes) > 1e-9)
-            fail_msg("case %zu, %s: %.6f bytes, expected %.6f", i, optimizer_name(cases[i].kind), bytes,
-                     cases[i].bytes);
+            fail_msg("case %zu, %s: %.6f bytes, expected %.6f", i, optimizer_name(cases[i].kind),
+                     bytes, cases[i].bytes);
     }
 }
 
@@ -76,12 +82,14 @@ TEST(names_are_read_and_written_the_same) {
         assert_int_equal(back, kind);
         assert_true(optimizer_default_learning_rate((OptimizerKind)kind) > 0);
         assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 1000), 20);
-        assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 100000), kind == OPTIMIZER_MUON ? 40 : 700);
+        assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 100000),
+                         kind == OPTIMIZER_MUON ? 40 : 700);
     }
     OptimizerKind unused;
-    assert_error(optimizer_parse(&unused, "adam", &err),
-                 "adam: unknown optimizer; expected one of adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
-                 "adafactor, sgd, muon");
+    assert_error(
+        optimizer_parse(&unused, "adam", &err),
+        "adam: unknown optimizer; expected one of adamw, adamw8bit, adamw-bf16, adamw-kahan, lion, "
+        "adafactor, sgd, muon");
 }
 
 // Every slot that a rule needs is there, and none that it does not know.
@@ -91,11 +99,14 @@ TEST(each_rule_gets_the_tensors_it_reads) {
             const Parameter *p = &table[i];
             bool has[NUM_STATE_SLOTS];
             for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
-                has[slot] = optimizer_state((OptimizerKind)kind, true, DTYPE_BF16, p, (StateSlot)slot).rank > 0;
+                has[slot] =
+                    optimizer_state((OptimizerKind)kind, true, DTYPE_BF16, p, (StateSlot)slot)
+                        .rank > 0;
             const UpdateRule rule = optimizer_rule((OptimizerKind)kind, p);
             const bool factored = rule == RULE_ADAFACTOR && p->rank == 2;
             assert_int_equal(has[SLOT_M], rule != RULE_ADAFACTOR);
-            assert_int_equal(has[SLOT_V], rule == RULE_ADAMW || (rule == RULE_ADAFACTOR && !factored));
+            assert_int_equal(has[SLOT_V],
+                             rule == RULE_ADAMW || (rule == RULE_ADAFACTOR && !factored));
             assert_int_equal(has[SLOT_ROW], factored);
             assert_int_equal(has[SLOT_COL], factored);
             assert_int_equal(has[SLOT_RMS], rule == RULE_ADAFACTOR);
@@ -116,21 +127,28 @@ TEST(muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest) {
                 0.2f * sqrtf(768.0f));
     assert_true(optimizer_rate(OPTIMIZER_MUON, &table[parameter_index(&config, PARAM_FCW, 0)]) ==
                 0.2f * sqrtf(3072.0f));
-    assert_true(optimizer_rate(OPTIMIZER_MUON, &table[parameter_index(&config, PARAM_FCPROJW, 0)]) ==
-                0.2f * sqrtf(3072.0f));
+    assert_true(
+        optimizer_rate(OPTIMIZER_MUON, &table[parameter_index(&config, PARAM_FCPROJW, 0)]) ==
+        0.2f * sqrtf(3072.0f));
 }
 
 TEST(vectors_keep_their_moments_in_fp32_beside_8_bit_ones) {
-    const Parameter *bias = &table[parameter_index(&config, PARAM_QKVB, 0)], *wte = &table[PARAM_WTE];
-    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V).dtype, DTYPE_FP32);
-    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V_SCALE).rank, 0);
-    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V).dtype, DTYPE_U8);
-    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V_SCALE).shape[0],
-                     50304 * 768 / STATE_BLOCK);
+    const Parameter *bias = &table[parameter_index(&config, PARAM_QKVB, 0)],
+                    *wte = &table[PARAM_WTE];
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V).dtype,
+                     DTYPE_FP32);
+    assert_int_equal(
+        optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V_SCALE).rank, 0);
+    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V).dtype,
+                     DTYPE_U8);
+    assert_int_equal(
+        optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V_SCALE).shape[0],
+        50304 * 768 / STATE_BLOCK);
     // A last block that is not full has a scale, too.
     Parameter odd = *matrix();
     odd.rows = 3, odd.cols = 100;
-    assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, &odd, SLOT_M_SCALE).shape[0], 2);
+    assert_int_equal(
+        optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, &odd, SLOT_M_SCALE).shape[0], 2);
 }
 
 TEST(no_two_slots_share_a_name) {
@@ -140,14 +158,17 @@ TEST(no_two_slots_share_a_name) {
             assert_string_not_equal(state_slot_name((StateSlot)a), state_slot_name((StateSlot)b));
             if (x && y) assert_string_not_equal(x, y);
             UpdateTensor t;
-            assert_ptr_not_equal(state_slot_tensor(&t, (StateSlot)a), state_slot_tensor(&t, (StateSlot)b));
+            assert_ptr_not_equal(state_slot_tensor(&t, (StateSlot)a),
+                                 state_slot_tensor(&t, (StateSlot)b));
         }
 }
 
-// -------------------------------------------------------------------------------------------------------------- memory
+// -------------------------------------------------------------------------------------------------
+// memory
 
 TEST(muons_scratch_is_two_of_the_largest_stack_and_two_of_its_squares) {
-    const int64_t n = 768, e = 2, fc = 12, qkv = 16; // of 12 matrices (3072,768), and of 48 (768,768)
+    const int64_t n = 768, e = 2, fc = 12,
+                  qkv = 16; // of 12 matrices (3072,768), and of 48 (768,768)
     const MuonScratch s = optimizer_muon_scratch(table, parameter_count(&config), DTYPE_BF16);
     assert_int_equal(s.matrices, 12 * (3 + 1 + 1 + 1));
     assert_int_equal(s.next - s.x, fc * 4 * n * n * e);
@@ -169,9 +190,12 @@ TEST(watching_needs_a_copy_of_the_largest_parameter) {
     const int64_t wte = 50304 * 768 * 4;
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, false), 0);
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, true), wte);
-    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, true), wte); // larger than Muon's
-    const ModelConfig small_vocabulary = {.max_T = 64, .V = 10, .Vp = 128, .L = 1, .NH = 2, .C = 128};
-    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &small_vocabulary, DTYPE_BF16, true), 4 * 128 * 128 * 4);
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, true),
+                     wte); // larger than Muon's
+    const ModelConfig small_vocabulary = {
+        .max_T = 64, .V = 10, .Vp = 128, .L = 1, .NH = 2, .C = 128};
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &small_vocabulary, DTYPE_BF16, true),
+                     4 * 128 * 128 * 4);
 }
 
 TEST(the_offload_buffer_follows_the_state_within_bounds) {
@@ -199,16 +223,20 @@ TEST(offload_moves_the_state_to_the_host) {
     options.offload = true;
     MemoryPlan *without = model_plan(&options);
     const int64_t host = model_host_bytes(&options);
-    const int64_t there = memory_plan_class_bytes(with, MEM_MASTER) + memory_plan_class_bytes(with, MEM_OPTIMIZER);
-    assert_int_equal(host, 12 * parameter_total(&options.config)); // whose tensors are whole cache lines
+    const int64_t there =
+        memory_plan_class_bytes(with, MEM_MASTER) + memory_plan_class_bytes(with, MEM_OPTIMIZER);
+    assert_int_equal(host,
+                     12 * parameter_total(&options.config)); // whose tensors are whole cache lines
     assert_int_equal(there, host);
     assert_int_equal(memory_plan_class_bytes(without, MEM_MASTER), 0);
-    assert_int_equal(memory_plan_class_bytes(without, MEM_OPTIMIZER), optimizer_offload_buffer(host));
+    assert_int_equal(memory_plan_class_bytes(without, MEM_OPTIMIZER),
+                     optimizer_offload_buffer(host));
     memory_plan_destroy(with);
     memory_plan_destroy(without);
 }
 
-// ------------------------------------------------------------------------------------------------------------ refusals
+// -------------------------------------------------------------------------------------------------
+// refusals
 
 TEST(offload_is_refused_where_an_update_needs_whole_matrices) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {

@@ -1,4 +1,5 @@
-// Files of the user's in the places of ours: what is written over, what is moved aside, and what the user is told.
+// Files of the user's in the places of ours: what is written over, what is moved aside, and what
+// the user is told.
 
 #include "llmc/base/append_file.h"
 #include "llmc/base/directory_lock.h"
@@ -85,7 +86,8 @@ TEST(a_lock_of_another_program_is_not_shown_and_not_cut) {
 TEST(a_directory_or_a_device_in_the_way_is_an_error) {
     AUTO_FREE char *path = strdup(tmp_file("file.json"));
     assert_int_equal(mkdir(path, 0755), 0);
-    assert_error(write_ours(path, "{\"mark\":1}"), "file.json: cannot rename into place: Is a directory");
+    assert_error(write_ours(path, "{\"mark\":1}"),
+                 "file.json: cannot rename into place: Is a directory");
     assert_int_equal(entries_of(tmp.path), 1);
     assert_error(write_ours("/dev/null", "{\"mark\":1}"),
                  "/dev/null: cannot create: it exists and is not a plain file");
@@ -109,7 +111,8 @@ TEST(nothing_and_zeros_are_written_over_and_the_mark_must_be_near_the_beginning)
 TEST(a_directory_is_ours_if_each_file_in_it_is) {
     static const OwnFileKind kinds[] = {{"a.json", MARK}, {"b.bin", OWN_FILE_HEADER_MARK}};
     AUTO_FREE char *directory = strdup(tmp_file("dir")), *file = path_join(directory, "a.json");
-    AUTO_FREE char *partial = path_join(directory, "b.bin.tmp-12"), *other = path_join(directory, "b.bin.tmp-old");
+    AUTO_FREE char *partial = path_join(directory, "b.bin.tmp-12"),
+                   *other = path_join(directory, "b.bin.tmp-old");
     int32_t header[OWN_FILE_HEADER_INTS] = {7};
     own_file_mark_header(header);
     assert_int_equal(header[0], 7);
@@ -118,26 +121,32 @@ TEST(a_directory_is_ours_if_each_file_in_it_is) {
     write_text(file, "{\"mark\":1}");
     write_bytes(partial, header, sizeof header);
     assert_true(own_directory_is(directory, kinds, 2, false, &err));
-    static char torn[3 * 4096]; // a loss of power has kept the second block of a file that was being written
+    static char torn[3 * 4096]; // a loss of power has kept the second block of a file that was
+                                // being written
     torn[5000] = 'x';
     write_bytes(partial, torn, sizeof torn);
     assert_true(own_directory_is(directory, kinds, 2, false, &err));
     torn[4000] = 'x';
     write_bytes(partial, torn, sizeof torn);
-    assert_error(own_directory_is(directory, kinds, 2, false, &err), "b.bin.tmp-12 in it was not written");
+    assert_error(own_directory_is(directory, kinds, 2, false, &err),
+                 "b.bin.tmp-12 in it was not written");
     torn[4000] = '\0';
     assert_int_equal(unlink(partial), 0);
-    write_bytes(file, torn, sizeof torn); // a complete one has been made durable before it got its name
-    assert_error(own_directory_is(directory, kinds, 2, false, &err), "a.json in it was not written by this program");
+    write_bytes(file, torn,
+                sizeof torn); // a complete one has been made durable before it got its name
+    assert_error(own_directory_is(directory, kinds, 2, false, &err),
+                 "a.json in it was not written by this program");
     write_text(file, "mine");
     assert_true(own_directory_is(directory, kinds, 2, true, &err));
-    assert_error(own_directory_is(directory, kinds, 2, false, &err), "a.json in it was not written by this program");
+    assert_error(own_directory_is(directory, kinds, 2, false, &err),
+                 "a.json in it was not written by this program");
     write_text(other, "mine");
     assert_false(own_directory_is(directory, kinds, 2, true, &err));
 }
 
 TEST(the_same_file_is_known_under_every_name) {
-    AUTO_FREE char *a = strdup(tmp_file("a")), *b = strdup(tmp_file("b")), *c = strdup(tmp_file("c"));
+    AUTO_FREE char *a = strdup(tmp_file("a")), *b = strdup(tmp_file("b")),
+                   *c = strdup(tmp_file("c"));
     write_text(a, "x");
     write_text(c, "x");
     assert_int_equal(link(a, b), 0);

@@ -1,5 +1,5 @@
-// Models by their descriptors: what these stand for, and what is refused; the parameter table: order, names, initial
-// values.
+// Models by their descriptors: what these stand for, and what is refused; the parameter table:
+// order, names, initial values.
 #include "llmc/base/random.h"
 #include "llmc/model/parameters.h"
 #include "llmc/model/recompute.h"
@@ -18,7 +18,8 @@ static ModelConfig parsed(const char *descriptor) {
     return c;
 }
 
-// --------------------------------------------------------------------------------------------------------- descriptors
+// -------------------------------------------------------------------------------------------------
+// descriptors
 
 TEST(presets_have_the_published_parameter_counts) {
     const struct {
@@ -30,11 +31,13 @@ TEST(presets_have_the_published_parameter_counts) {
         assert_int_equal(c.V, 0);
         model_config_set_vocab(&c, GPT2_VOCAB);
         assert_int_equal(c.Vp, 50304);
-        assert_true(fabs((double)parameter_total(&c) / 1e6 - sizes[i].millions) < 0.006); // given to two decimals
+        assert_true(fabs((double)parameter_total(&c) / 1e6 - sizes[i].millions) <
+                    0.006); // given to two decimals
     }
 }
 
-// GPT-2's sizes, Radford et al., 2019, and llm.c's two; GPT-3's, Brown et al., 2020, table 2.1, as llm.c has them.
+// GPT-2's sizes, Radford et al., 2019, and llm.c's two; GPT-3's, Brown et al., 2020, table 2.1, as
+// llm.c has them.
 TEST(every_preset_has_its_published_shape) {
     static const struct {
         const char *name;
@@ -58,8 +61,10 @@ TEST(every_preset_has_its_published_shape) {
     };
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         const ModelConfig c = parsed(presets[i].name);
-        if (c.L != presets[i].L || c.C != presets[i].C || c.NH != presets[i].NH || c.max_T != presets[i].max_T)
-            fail_msg("%s: L=%d C=%d NH=%d T=%d", presets[i].name, (int)c.L, (int)c.C, (int)c.NH, (int)c.max_T);
+        if (c.L != presets[i].L || c.C != presets[i].C || c.NH != presets[i].NH ||
+            c.max_T != presets[i].max_T)
+            fail_msg("%s: L=%d C=%d NH=%d T=%d", presets[i].name, (int)c.L, (int)c.C, (int)c.NH,
+                     (int)c.max_T);
     }
 }
 
@@ -68,8 +73,10 @@ TEST(a_descriptor_is_a_preset_or_a_free_shape_and_any_part_may_be_given) {
         const char *descriptor;
         int64_t L, C, NH, V, Vp, max_T;
     } cases[] = {
-        {"L=6,C=384,NH=3,V=257,T=96", 6, 384, 3, 257, 384, 96}, {"d24,V=1000,T=2048", 24, 1024, 16, 1000, 1024, 2048},
-        {"gpt3:c1536,V=10", 24, 1536, 16, 10, 128, 2048},       {"L=2,C=256,V=10", 2, 256, 4, 10, 128, 1024},
+        {"L=6,C=384,NH=3,V=257,T=96", 6, 384, 3, 257, 384, 96},
+        {"d24,V=1000,T=2048", 24, 1024, 16, 1000, 1024, 2048},
+        {"gpt3:c1536,V=10", 24, 1536, 16, 10, 128, 2048},
+        {"L=2,C=256,V=10", 2, 256, 4, 10, 128, 1024},
         {"L=2,C=100,V=10", 2, 100, 1, 10, 128, 1024}, // heads of 64 channels, or one
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -95,10 +102,13 @@ TEST(a_family_names_the_block_and_its_parts_may_be_given) {
         {"llama:d12", "llama", "LlamaForCausalLM", 12, 64, 2048, 10000, true},
         {"qwen3:d12", "qwen3", "Qwen3ForCausalLM", 12, 64, 2048, 10000, false},
         {"arcee:d12", "arcee", "ArceeForCausalLM", 12, 64, 3072, 10000, true},
-        {"qwen3:d12,NKV=3,tied=0,NH=6,base=100000", "qwen3", "Qwen3ForCausalLM", 3, 128, 2048, 100000, true},
+        {"qwen3:d12,NKV=3,tied=0,NH=6,base=100000", "qwen3", "Qwen3ForCausalLM", 3, 128, 2048,
+         100000, true},
         {"qwen3:gpt3:c768,HS=96", "qwen3", "Qwen3ForCausalLM", 12, 96, 2048, 10000, false},
-        {"qwen3:L=2,C=128", "qwen3", "Qwen3ForCausalLM", 2, 64, 384, 10000, false}, // 341.3 hidden units, rounded up
-        {"starcoder2:d12,embed_norm=1", "starcoder2", "Starcoder2ForCausalLM", 12, 64, 3072, 10000, false},
+        {"qwen3:L=2,C=128", "qwen3", "Qwen3ForCausalLM", 2, 64, 384, 10000,
+         false}, // 341.3 hidden units, rounded up
+        {"starcoder2:d12,embed_norm=1", "starcoder2", "Starcoder2ForCausalLM", 12, 64, 3072, 10000,
+         false},
         {"llama:d12,qk_norm=1,tied=1", "qwen3", "Qwen3ForCausalLM", 12, 64, 2048, 10000, false},
         {"starcoder2:d12,base=0", "gpt2", "GPT2LMHeadModel", 12, 64, 3072, 0, false},
         {"d12,NKV=4", "gpt2", NULL, 4, 64, 3072, 0, false},
@@ -132,7 +142,8 @@ TEST(a_descriptor_made_from_a_model_names_it) {
         char text[MODEL_DESCRIPTOR];
         const ModelConfig c = parsed(descriptors[i]);
         const ModelConfig again = parsed(model_config_descriptor(&c, text));
-        assert_true(model_same_block(&c, &again) && c.C == again.C && c.L == again.L && c.V == again.V);
+        assert_true(model_same_block(&c, &again) && c.C == again.C && c.L == again.L &&
+                    c.V == again.V);
         if (!strstr(descriptors[i], "bias=0")) assert_string_equal(text, descriptors[i]);
     }
 }
@@ -141,7 +152,8 @@ TEST(a_descriptor_made_from_a_model_names_it) {
 TEST(the_tensors_of_a_model_follow_from_its_block) {
     ModelConfig c = parsed("qwen3:L=2,C=64,NH=4,NKV=2,HS=24,V=7,tied=0,T=8");
     AUTO_FREE Parameter *table = parameter_table(&c);
-    assert_int_equal(parameter_count(&c), 3 + 8 * 2); // wte, lnfw, headw; norms, q and k norms, 4 matrices
+    assert_int_equal(parameter_count(&c),
+                     3 + 8 * 2); // wte, lnfw, headw; norms, q and k norms, 4 matrices
     assert_int_equal(parameter_index(&c, PARAM_WPE, 0), -1);
     assert_int_equal(parameter_index(&c, PARAM_QKVB, 0), -1);
     assert_int_equal(parameter_index(&c, PARAM_LNFB, 0), -1);
@@ -168,22 +180,24 @@ TEST(the_tensors_of_a_model_follow_from_its_block) {
 
 // Numerics, plans and summaries name tensors by them.
 TEST(every_parameter_of_every_family_has_the_label_of_its_kind) {
-    static const char *const families[] = {"L=11,C=64,NH=2,V=10",         "starcoder2:L=11,C=64,V=10",
-                                           "llama:L=11,C=64,V=10,bias=1", "qwen2:L=11,C=64,V=10",
-                                           "qwen3:L=11,C=64,V=10",        "arcee:L=11,C=64,V=10,bias=1"};
+    static const char *const families[] = {
+        "L=11,C=64,NH=2,V=10",  "starcoder2:L=11,C=64,V=10", "llama:L=11,C=64,V=10,bias=1",
+        "qwen2:L=11,C=64,V=10", "qwen3:L=11,C=64,V=10",      "arcee:L=11,C=64,V=10,bias=1"};
     for (size_t m = 0; m < sizeof families / sizeof families[0]; m++) {
         const ModelConfig c = parsed(families[m]);
         Parameter *table = parameter_table(&c);
         for (int i = 0; i < parameter_count(&c); i++)
             if (strcmp(parameter_label(table[i].name), table[i].spec->name) != 0)
-                fail_msg("%s: %s is called %s", families[m], table[i].name, parameter_label(table[i].name));
+                fail_msg("%s: %s is called %s", families[m], table[i].name,
+                         parameter_label(table[i].name));
         free(table);
     }
 }
 
 TEST(paths_are_no_descriptors) {
     static const char *const descriptors[] = {"d12", "d12,V=5", "L=3", "gpt3:c768", "qwen3:d12"};
-    static const char *const paths[] = {"out/step_00000010", "gpt2_124M.bin", "gpt2", "./L=3", "qwen3:out/step_1"};
+    static const char *const paths[] = {"out/step_00000010", "gpt2_124M.bin", "gpt2", "./L=3",
+                                        "qwen3:out/step_1"};
     for (int i = 0; i < 5; i++) {
         assert_true(model_config_is_descriptor(descriptors[i]));
         assert_false(model_config_is_descriptor(paths[i]));
@@ -193,19 +207,23 @@ TEST(paths_are_no_descriptors) {
 TEST(flops_are_those_of_the_stated_formulas) {
     ModelConfig c = parsed("d12");
     model_config_set_vocab(&c, GPT2_VOCAB);
-    // The figures of the published formulas at 124M, T = 1024, in MFLOP a token, given to one decimal.
+    // The figures of the published formulas at 124M, T = 1024, in MFLOP a token, given to one
+    // decimal.
     assert_true(fabs(flops_per_token_exact(&c, 1024) / 1e6 - 798.0) < 0.1);
     assert_true(fabs(flops_per_token_llmc(&c, 1024) / 1e6 - 803.5) < 0.1);
     const Recompute none = recompute_all(0), two = recompute_all(recompute_level_set(2)),
                     all = recompute_all(RECOMPUTE_BLOCK);
     const double attention = 6.0 * 12 * 768 * 1025;
-    assert_true(fabs(flops_per_token_hardware(&c, 1024, &none) - flops_per_token_exact(&c, 1024) - attention / 6) <
-                1.0);
-    assert_true(flops_per_token_hardware(&c, 1024, &two) == flops_per_token_hardware(&c, 1024, &none));
-    assert_true(flops_per_token_hardware(&c, 1024, &all) > flops_per_token_hardware(&c, 1024, &two));
+    assert_true(fabs(flops_per_token_hardware(&c, 1024, &none) - flops_per_token_exact(&c, 1024) -
+                     attention / 6) < 1.0);
+    assert_true(flops_per_token_hardware(&c, 1024, &two) ==
+                flops_per_token_hardware(&c, 1024, &none));
+    assert_true(flops_per_token_hardware(&c, 1024, &all) >
+                flops_per_token_hardware(&c, 1024, &two));
 }
 
-// ---------------------------------------------------------------------------------------------------------- parameters
+// -------------------------------------------------------------------------------------------------
+// parameters
 
 TEST(every_tensor_has_its_own_name_and_its_index) {
     ModelConfig c = parsed("L=3,C=8,NH=2,V=7,T=5");
@@ -220,7 +238,8 @@ TEST(every_tensor_has_its_own_name_and_its_index) {
         for (int j = 0; j < i; j++) assert_string_not_equal(table[i].name, table[j].name);
     }
     assert_int_equal(total, parameter_total(&c));
-    assert_string_equal(table[parameter_index(&c, PARAM_QKVW, 2)].name, "transformer.h.2.attn.c_attn.weight");
+    assert_string_equal(table[parameter_index(&c, PARAM_QKVW, 2)].name,
+                        "transformer.h.2.attn.c_attn.weight");
     assert_string_equal(table[parameter_index(&c, PARAM_LNFB, 0)].name, "transformer.ln_f.bias");
     const Parameter *wte = &table[parameter_index(&c, PARAM_WTE, 0)];
     assert_int_equal(wte->rows, 128);
@@ -244,7 +263,8 @@ TEST(initial_values_do_not_depend_on_how_they_are_asked_for) {
 
 // Element i by its definition, alone.
 static float initial_value(int index, uint64_t seed, int64_t i) {
-    const Philox bits = philox(seed, ((uint64_t)STREAM_INIT << 32) + (uint64_t)index, (uint64_t)i / 4);
+    const Philox bits =
+        philox(seed, ((uint64_t)STREAM_INIT << 32) + (uint64_t)index, (uint64_t)i / 4);
     float x[2];
     philox_normal2(bits.v[i % 4 / 2 * 2], bits.v[i % 4 / 2 * 2 + 1], x);
     return 0.02f * x[i % 2];
@@ -262,17 +282,19 @@ TEST(initial_values_made_in_vectors_are_those_made_one_by_one) {
             parameter_init_values(x, &c, &table[index], index, 1337, first, sizes[s]);
             for (int64_t i = 0; i < sizes[s]; i++)
                 if (x[i] != initial_value(index, 1337, first + i))
-                    fail_msg("element %lld of %lld from %lld", (long long)i, (long long)sizes[s], (long long)first);
+                    fail_msg("element %lld of %lld from %lld", (long long)i, (long long)sizes[s],
+                             (long long)first);
         }
 }
 
-// A model of 59,136 embeddings, which several threads round, in tensors whose sizes are no multiples of anything; one
-// of a vocabulary whose padding stays 0.
+// A model of 59,136 embeddings, which several threads round, in tensors whose sizes are no
+// multiples of anything; one of a vocabulary whose padding stays 0.
 TEST(the_weights_of_a_model_are_its_initial_values_rounded) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     for (int d = 0; d < 4; d++) {
         const DType dtype = dtypes[d % 2];
-        ModelOptions options = {.config = parsed("L=1,C=66,NH=3,V=777,T=33"), .dtype = dtype, .B = 1, .T = 33};
+        ModelOptions options = {
+            .config = parsed("L=1,C=66,NH=3,V=777,T=33"), .dtype = dtype, .B = 1, .T = 33};
         options.train = options.master = d >= 2;
         Model *model = model_of(options);
         model_init_weights(model, 5);
@@ -280,7 +302,8 @@ TEST(the_weights_of_a_model_are_its_initial_values_rounded) {
     }
 }
 
-// The bits of some, from the same operations of numpy in float32: they depend on no library, processor or compiler.
+// The bits of some, from the same operations of numpy in float32: they depend on no library,
+// processor or compiler.
 TEST(initial_values_are_the_same_everywhere) {
     static const struct {
         uint32_t a, b;
@@ -299,11 +322,13 @@ TEST(initial_values_are_the_same_everywhere) {
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         float x[2];
         philox_normal2(expected[i].a, expected[i].b, x);
-        if (x[0] != expected[i].x || x[1] != expected[i].y) fail_msg("%zu: %a %a", i, (double)x[0], (double)x[1]);
+        if (x[0] != expected[i].x || x[1] != expected[i].y)
+            fail_msg("%zu: %a %a", i, (double)x[0], (double)x[1]);
     }
 }
 
-// Every 61st word, and both ends. A result has the errors of radius and sine, and one of their product, 2^-24 of it.
+// Every 61st word, and both ends. A result has the errors of radius and sine, and one of their
+// product, 2^-24 of it.
 TEST(normals_are_those_of_box_and_muller) {
     for (uint64_t word = 0; word < 1ull << 32; word += 61 << 8) {
         const uint32_t a = (uint32_t)word, b = (uint32_t)(word * 2654435761u);
@@ -312,7 +337,8 @@ TEST(normals_are_those_of_box_and_muller) {
         const double r = sqrt(-2 * log(u)), tolerance = r * (1.01 * 0x1p-23 + 1e-7 + 0x1p-24);
         float x[2];
         philox_normal2(a, b, x);
-        if (fabs((double)x[0] - r * cos(phi)) > tolerance || fabs((double)x[1] - r * sin(phi)) > tolerance)
+        if (fabs((double)x[0] - r * cos(phi)) > tolerance ||
+            fabs((double)x[1] - r * sin(phi)) > tolerance)
             fail_msg("%08x %08x: %a %a", a, b, (double)x[0], (double)x[1]);
     }
 }
@@ -324,7 +350,8 @@ TEST(initial_values_have_gpt2s_deviation_and_padding_is_zero) {
     const double expected[] = {0.02, 0.02, 0.02 / 4.0}; // sqrt(2 * 8) = 4
     for (int s = 0; s < 3; s++) {
         const int index = parameter_index(&c, specs[s], 0);
-        const int64_t n = parameter_numel(&table[index]), used = table[index].file_rows * table[index].cols;
+        const int64_t n = parameter_numel(&table[index]),
+                      used = table[index].file_rows * table[index].cols;
         AUTO_FREE float *x = malloc((size_t)n * sizeof *x);
         parameter_init_values(x, &c, &table[index], index, 7, 0, n);
         double sum = 0, sumsq = 0;
@@ -355,7 +382,8 @@ TEST(tensors_and_seeds_get_different_values) {
     ModelConfig c = parsed("L=2,C=16,NH=1,V=20,T=8");
     AUTO_FREE Parameter *table = parameter_table(&c);
     float a[64], b[64];
-    const int first = parameter_index(&c, PARAM_QKVW, 0), second = parameter_index(&c, PARAM_QKVW, 1);
+    const int first = parameter_index(&c, PARAM_QKVW, 0),
+              second = parameter_index(&c, PARAM_QKVW, 1);
     parameter_init_values(a, &c, &table[first], first, 1, 0, 64);
     parameter_init_values(b, &c, &table[second], second, 1, 0, 64);
     assert_memory_not_equal(a, b, sizeof a);

@@ -1,4 +1,5 @@
-// Where processes run, on machines that a tree of files like /sys describes: the choice that a person would make.
+// Where processes run, on machines that a tree of files like /sys describes: the choice that a
+// person would make.
 #include "llmc/run/placement.h"
 #include "test/fixture.h"
 
@@ -23,7 +24,8 @@ static void put(const char *text, const char *format, ...) {
     fclose(f);
 }
 
-// The machine: its processors, those of each node, and the core of each processor: cpu and cpu + siblings are one.
+// The machine: its processors, those of each node, and the core of each processor: cpu and cpu +
+// siblings are one.
 static void use(int cpus, int siblings, const char *const *nodes, int count) {
     char text[64];
     snprintf(text, sizeof text, "0-%d", cpus - 1);
@@ -42,7 +44,8 @@ static void use(int cpus, int siblings, const char *const *nodes, int count) {
 
 // GPU 1 to 8, half of them beside each list.
 static void put_gpus(const char *first, const char *second) {
-    for (int i = 1; i <= 8; i++) put(i <= 4 ? first : second, "bus/pci/devices/0000:0%d:00.0/local_cpulist", i);
+    for (int i = 1; i <= 8; i++)
+        put(i <= 4 ? first : second, "bus/pci/devices/0000:0%d:00.0/local_cpulist", i);
 }
 
 // "0-3,8"
@@ -51,7 +54,8 @@ static cpu_set_t cpus_of(const char *text) {
     CPU_ZERO(&set);
     while (*text) {
         char *end;
-        const long first = strtol(text, &end, 10), last = *end == '-' ? strtol(end + 1, &end, 10) : first;
+        const long first = strtol(text, &end, 10),
+                   last = *end == '-' ? strtol(end + 1, &end, 10) : first;
         for (long i = first; i <= last; i++) CPU_SET((size_t)i, &set);
         text = end + (*end == ',');
     }
@@ -72,7 +76,8 @@ static void check(const Case *cases) {
     memset(all, 0, sizeof all);
     for (; count < MOST && cases[count].mask; count++) {
         strcpy(all[count].host, "here");
-        if (cases[count].gpu) snprintf(all[count].gpu, sizeof all[count].gpu, "%s", cases[count].gpu);
+        if (cases[count].gpu)
+            snprintf(all[count].gpu, sizeof all[count].gpu, "%s", cases[count].gpu);
         all[count].mask = cpus_of(cases[count].mask);
         all[count].threads = cases[count].threads;
     }
@@ -81,12 +86,14 @@ static void check(const Case *cases) {
         const cpu_set_t expected = cpus_of(cases[r].expected ? cases[r].expected : cases[r].mask);
         const cpu_set_t cpus = placement_choose(tmp_file("."), all, count, r, text);
         if (!CPU_EQUAL(&cpus, &expected) || !strstr(text, cases[r].text))
-            fail_msg("process %d of %d on %s: %d processors, \"%s\"; expected %s and \"%s\"", r, count, cases[r].mask,
-                     CPU_COUNT(&cpus), text, cases[r].expected ? cases[r].expected : "its mask", cases[r].text);
+            fail_msg("process %d of %d on %s: %d processors, \"%s\"; expected %s and \"%s\"", r,
+                     count, cases[r].mask, CPU_COUNT(&cpus), text,
+                     cases[r].expected ? cases[r].expected : "its mask", cases[r].text);
     }
 }
 
-// 2 sockets of 16 cores of 2 threads, numbered as Linux does on most machines: second threads after all cores.
+// 2 sockets of 16 cores of 2 threads, numbered as Linux does on most machines: second threads after
+// all cores.
 static void use_two_sockets(void) {
     use(64, 32, (const char *[]){"0-15,32-47", "16-31,48-63"}, 2);
     put_gpus("0-15,32-47", "16-31,48-63");
@@ -95,7 +102,8 @@ static void use_two_sockets(void) {
 TEST(a_gpu_takes_its_process_to_its_socket) {
     use_two_sockets();
     check((Case[]){{"0-63", GPU(1), "0-15,32-47", "CPUs 0-15,32-47, beside GPU " GPU(1)}, {NULL}});
-    check((Case[]){{"0-63", GPU(6), "16-31,48-63", "CPUs 16-31,48-63, beside GPU " GPU(6)}, {NULL}});
+    check(
+        (Case[]){{"0-63", GPU(6), "16-31,48-63", "CPUs 16-31,48-63, beside GPU " GPU(6)}, {NULL}});
 }
 
 TEST(eight_processes_divide_the_cores_of_two_sockets_with_four_gpus_each) {
@@ -125,7 +133,9 @@ TEST(processes_with_gpus_share_a_socket_of_few_cores) {
                    {NULL}});
     check((Case[]){{"0-7", GPU(1), "0-3", ""}, {"0-7", GPU(2), "4-7", ""}, {NULL}});
     put_gpus("0-3", "4-7");
-    check((Case[]){{"0-7", GPU(5), "4-7", "CPUs 4-7, beside GPU " GPU(5)}, {"0-7", GPU(6), "4-7", ""}, {NULL}});
+    check((Case[]){{"0-7", GPU(5), "4-7", "CPUs 4-7, beside GPU " GPU(5)},
+                   {"0-7", GPU(6), "4-7", ""},
+                   {NULL}});
 }
 
 TEST(masks_are_respected) {
@@ -139,20 +149,24 @@ TEST(masks_are_respected) {
                    {NULL}});
     // On the wrong socket: said, and left alone.
     check((Case[]){
-        {"0-3", GPU(5), NULL, "not bound: GPU " GPU(5) " is beside CPUs 16-31,48-63; this process may use CPUs 0-3"},
+        {"0-3", GPU(5), NULL,
+         "not bound: GPU " GPU(5) " is beside CPUs 16-31,48-63; this process may use CPUs 0-3"},
         {NULL}});
     check((Case[]){{"5", NULL, NULL, "CPU 5, as it was started"}, {NULL}});
 }
 
 TEST(a_gpu_that_is_not_in_sys_changes_nothing) {
     use_two_sockets();
-    check((Case[]){{"0-63", "0000:f0:00.0", NULL, "not bound: GPU 0000:f0:00.0 is not in "}, {NULL}});
+    check(
+        (Case[]){{"0-63", "0000:f0:00.0", NULL, "not bound: GPU 0000:f0:00.0 is not in "}, {NULL}});
 }
 
 TEST(processes_on_the_cpu_take_a_node_and_one_keeps_all) {
     use(32, 0, (const char *[]){"0-15", "16-31"}, 2);
     check((Case[]){{"0-31", NULL, NULL, "", 32}, {NULL}});
-    check((Case[]){{"0-31", NULL, "0-15", "CPUs 0-15", 16}, {"0-31", NULL, "16-31", "CPUs 16-31", 16}, {NULL}});
+    check((Case[]){{"0-31", NULL, "0-15", "CPUs 0-15", 16},
+                   {"0-31", NULL, "16-31", "CPUs 16-31", 16},
+                   {NULL}});
     // Within a node the system may move threads.
     check((Case[]){{"0-31", NULL, "0-15", "CPUs 0-15", 8},
                    {"0-31", NULL, "0-15", "", 8},
@@ -167,22 +181,32 @@ TEST(processes_on_the_cpu_take_a_node_and_one_keeps_all) {
     use(32, 0, (const char *[]){"0-7", "8-15", "16-23", "24-31"}, 4);
     check((Case[]){{"0-31", NULL, "0-15", "", 16}, {"0-31", NULL, "16-31", "", 16}, {NULL}});
     use(2, 0, (const char *[]){"0-1"}, 1);
-    check((Case[]){{"0-1", NULL, NULL, "not bound: 2 processes share CPUs 0-1"}, {"0-1", NULL, NULL, ""}, {NULL}});
+    check((Case[]){{"0-1", NULL, NULL, "not bound: 2 processes share CPUs 0-1"},
+                   {"0-1", NULL, NULL, ""},
+                   {NULL}});
     check((Case[]){{"0", NULL, NULL, "as it was started"}, {"1", NULL, NULL, ""}, {NULL}});
 }
 
-// Two threads on one processor would wait for each other; a GPU's process does not compute with them.
+// Two threads on one processor would wait for each other; a GPU's process does not compute with
+// them.
 TEST(threads_that_were_asked_for_have_processors) {
     use(4, 0, (const char *[]){"0-1", "2-3"}, 2);
-    check((Case[]){{"0-3", NULL, NULL, "not bound: 3 threads on CPUs 0-1", 3}, {"0-3", NULL, NULL, "", 3}, {NULL}});
-    check((Case[]){{"0-3", NULL, "0-1", "", 2}, {"0-3", NULL, "2-3", "", 2}, {NULL}}); // as many as the node has
-    PlacedProcess all[2] = {{.host = "here", .mask = cpus_of("0-3")}, {.host = "another", .mask = cpus_of("0-3")}};
+    check((Case[]){{"0-3", NULL, NULL, "not bound: 3 threads on CPUs 0-1", 3},
+                   {"0-3", NULL, NULL, "", 3},
+                   {NULL}});
+    check((Case[]){{"0-3", NULL, "0-1", "", 2},
+                   {"0-3", NULL, "2-3", "", 2},
+                   {NULL}}); // as many as the node has
+    PlacedProcess all[2] = {{.host = "here", .mask = cpus_of("0-3")},
+                            {.host = "another", .mask = cpus_of("0-3")}};
     char text[PLACEMENT_TEXT];
     const cpu_set_t cpus = placement_choose(tmp_file("."), all, 2, 0, text);
     assert_true(CPU_EQUAL(&cpus, &all[0].mask)); // the other's processors are its own
 }
 
 TEST(without_sys_nothing_happens) {
-    check((Case[]){{"0-3", NULL, NULL, ""}, {"0-3", NULL, NULL, "not bound: 2 processes share CPUs 0-3"}, {NULL}});
+    check((Case[]){{"0-3", NULL, NULL, ""},
+                   {"0-3", NULL, NULL, "not bound: 2 processes share CPUs 0-3"},
+                   {NULL}});
     check((Case[]){{"0-3", GPU(1), NULL, "not bound: GPU " GPU(1) " is not in "}, {NULL}});
 }

@@ -1,5 +1,6 @@
-// The planner's figures against independent ways to the same numbers: bytes from the costs of ops and by hand, memory
-// from the plan itself. What it chooses is test_plan_fit's, the table of GPUs test_gpu_table's.
+// The planner's figures against independent ways to the same numbers: bytes from the costs of ops
+// and by hand, memory from the plan itself. What it chooses is test_plan_fit's, the table of GPUs
+// test_gpu_table's.
 #include "llmc/model/parameters.h"
 #include "llmc/plan/dry_run.h"
 #include "llmc/plan/plan_fit.h"
@@ -13,14 +14,16 @@ static Error err;
 
 TestFixture test_all = {start_device, stop_device};
 
-// ---------------------------------------------------------------------------------------------------------- arithmetic
+// -------------------------------------------------------------------------------------------------
+// arithmetic
 
 TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
     const int64_t tokens = 512 * 1024;
     ModelOptions model = model_of("d12", 8, 1024);
     model.dtype = DTYPE_FP16;
     const StepLimit t4 = plan_step_limit(gpu_named("T4"), &model, tokens);
-    assert_near("T4", t4.seconds, plan_step_flops(&model, tokens) / 65e12 + plan_step_bytes(&model, tokens) / 320e9,
+    assert_near("T4", t4.seconds,
+                plan_step_flops(&model, tokens) / 65e12 + plan_step_bytes(&model, tokens) / 320e9,
                 1e-12);
     model.dtype = DTYPE_BF16;
     assert_true(plan_step_limit(gpu_named("T4"), &model, tokens).seconds == 0); // it has no bf16
@@ -28,16 +31,19 @@ TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
 
 TEST(flops_are_the_exact_count) {
     ModelOptions model = model_of("d12", 64, 1024);
-    const double exact = 72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025; // 798.0 MFLOP a token
+    // 798.0 MFLOP a token
+    const double exact = 72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025;
     assert_near("a token", plan_step_flops(&model, 1), exact, 1e-12);
     assert_near("a step", plan_step_flops(&model, 524288), 524288 * exact, 1e-12);
     model.recompute = recompute_all(recompute_level_set(2));
     assert_near("-r 2", plan_step_flops(&model, 1), exact, 1e-12);
     model.recompute = recompute_all(RECOMPUTE_BLOCK);
-    assert_near("-r 3", plan_step_flops(&model, 1), exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
+    assert_near("-r 3", plan_step_flops(&model, 1),
+                exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
     model.config.d_ff = 1024; // 2048 less, each 6 a weight of two matmuls, and of fc twice more
     assert_near("d_ff", plan_step_flops(&model, 1),
-                exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - 14.0 * 12 * 768 * 2048, 1e-12);
+                exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - 14.0 * 12 * 768 * 2048,
+                1e-12);
 }
 
 TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
@@ -54,25 +60,31 @@ TEST(the_predicted_work_is_that_of_the_model_whatever_its_d_ff) {
     }
 }
 
-// Families of blocks, by hand. A block of d12 in matrices of 768 rows or columns: qkv 2304, attproj 768; fc and fcproj
-// 2 x 3072, or with a gate 3 x 2048. NKV = 4: qkv (12 + 2 x 4) 64 = 1280.
+// Families of blocks, by hand. A block of d12 in matrices of 768 rows or columns: qkv 2304, attproj
+// 768; fc and fcproj 2 x 3072, or with a gate 3 x 2048. NKV = 4: qkv (12 + 2 x 4) 64 = 1280.
 static const struct {
     const char *descriptor;
     int64_t others, width; // parameters outside the matrices of the blocks; rows of those, a block
-    double moved;          // of a token in a block: elements of RoPE, QK-norm and activation, both passes
-    double kept;           // of a token in a block: bytes from the forward pass to the backward pass, in bf16
+    double moved; // of a token in a block: elements of RoPE, QK-norm and activation, both passes
+    double kept; // of a token in a block: bytes from the forward pass to the backward pass, in bf16
 } blocks_by_hand[] = {
-    // 12 x (2 x 2 x 768 of the norms; biases 2304 + 768 + 3072 + 768) + 2 x 768, wte. RoPE on q and k, in place: read
-    // and written twice. Kept: 4 C, qkv 3 C, att C, pre and gelu 4 C each, 2 bytes; 4 statistics and lse, 4 bytes.
-    {"starcoder2:d12", 12 * (4 * 768 + 6912) + 2 * 768 + 50304 * 768, 9216, 4 * 2 * 768, 2 * 16 * 768 + 4 * (4 + 12)},
-    // Norms without bias, a head. SwiGLU: 4096 to 2048, and 4096 and 2048 to 4096. Kept: pre 4096, product 2048.
+    // 12 x (2 x 2 x 768 of the norms; biases 2304 + 768 + 3072 + 768) + 2 x 768, wte. RoPE on q and
+    // k, in place: read
+    // and written twice. Kept: 4 C, qkv 3 C, att C, pre and gelu 4 C each, 2 bytes; 4 statistics
+    // and lse, 4 bytes.
+    {"starcoder2:d12", 12 * (4 * 768 + 6912) + 2 * 768 + 50304 * 768, 9216, 4 * 2 * 768,
+     2 * 16 * 768 + 4 * (4 + 12)},
+    // Norms without bias, a head. SwiGLU: 4096 to 2048, and 4096 and 2048 to 4096. Kept: pre 4096,
+    // product 2048.
     {"llama:d12", 12 * 2 * 768 + 768 + 2 * 50304 * 768, 9216, 4 * 2 * 768 + 3 * 4096 + 2 * 2048,
      2 * (8 * 768 + 6144) + 4 * (2 + 12)},
-    // QK-norm copies the packed 2304: read and written; its backward pass reads q and k twice and writes them once.
+    // QK-norm copies the packed 2304: read and written; its backward pass reads q and k twice and
+    // writes them once.
     // Kept: that copy, and a root mean square for each of 24 heads.
-    {"qwen3:d12", 12 * (2 * 768 + 2 * 64) + 768 + 50304 * 768, 9216, 2 * 2304 + 3 * 2 * 768 + 3 * 4096 + 2 * 2048,
-     2 * (11 * 768 + 6144) + 4 * (2 + 12 + 24)},
-    {"qwen3:d12,NKV=4", 12 * (2 * 768 + 2 * 64) + 768 + 50304 * 768, 8192, 2 * 1280 + 3 * 1024 + 3 * 4096 + 2 * 2048,
+    {"qwen3:d12", 12 * (2 * 768 + 2 * 64) + 768 + 50304 * 768, 9216,
+     2 * 2304 + 3 * 2 * 768 + 3 * 4096 + 2 * 2048, 2 * (11 * 768 + 6144) + 4 * (2 + 12 + 24)},
+    {"qwen3:d12,NKV=4", 12 * (2 * 768 + 2 * 64) + 768 + 50304 * 768, 8192,
+     2 * 1280 + 3 * 1024 + 3 * 4096 + 2 * 2048,
      2 * (5 * 768 + 2 * 1280 + 6144) + 4 * (2 + 12 + 16)},
     // ReLU^2: 3072 to 3072, and 2 x 3072 to 3072.
     {"arcee:d12", 12 * 2 * 768 + 768 + 2 * 50304 * 768, 9216, 4 * 2 * 768 + 5 * 3072,
@@ -95,16 +107,19 @@ TEST(bytes_of_families_are_those_counted_by_hand) {
         const ModelOptions model = model_of(blocks_by_hand[i].descriptor, 8, 1024);
         const double moved = plan_step_bytes(&model, 1) - plan_step_bytes(&model, 0);
         const double norms_and_ends = (12 * 12 + 8) * 768 + 2 * 50304;
-        assert_near(blocks_by_hand[i].descriptor, moved, 2 * (norms_and_ends + 12 * blocks_by_hand[i].moved), 1e-9);
+        assert_near(blocks_by_hand[i].descriptor, moved,
+                    2 * (norms_and_ends + 12 * blocks_by_hand[i].moved), 1e-9);
         ModelOptions deeper = model;
         deeper.config.L++;
-        const double kept =
-            (plan_memory(&deeper).classes[MEM_ACTIVATIONS] - plan_memory(&model).classes[MEM_ACTIVATIONS]) / (8 * 1024);
+        const double kept = (plan_memory(&deeper).classes[MEM_ACTIVATIONS] -
+                             plan_memory(&model).classes[MEM_ACTIVATIONS]) /
+                            (8 * 1024);
         assert_near(blocks_by_hand[i].descriptor, kept, blocks_by_hand[i].kept, 1e-6);
     }
 }
 
-// The dry run has the ops of the step itself, so its sums are found in another way than the formulas.
+// The dry run has the ops of the step itself, so its sums are found in another way than the
+// formulas.
 typedef struct {
     double flops, updates, calls, bytes; // bytes: of what is neither a product nor of the step
 } DrySums;
@@ -117,20 +132,26 @@ static void add_dry(void *context, const OpCost *cost, double calls) {
     static const char *const others[] = {"rmsnorm", "layernorm", "qk_norm_rope", "gelu",
                                          "swiglu",  "relu2",     "embedding"};
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
-        if (strncmp(cost->op, others[i], strlen(others[i])) == 0) sums->bytes += calls * cost->bytes;
+        if (strncmp(cost->op, others[i], strlen(others[i])) == 0)
+            sums->bytes += calls * cost->bytes;
 }
 
 TEST(flops_and_bytes_of_families_are_those_of_a_dry_run) {
-    const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_FC | RECOMPUTE_QKV, RECOMPUTE_BLOCK};
+    const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_FC | RECOMPUTE_QKV,
+                        RECOMPUTE_BLOCK};
     for (int i = 0; i < 4 * NUM_BLOCKS_BY_HAND; i++) {
         ModelOptions model = model_of(blocks_by_hand[i / 4].descriptor, 64, 1024);
         DrySums sums = {0};
         model.recompute = recompute_all(sets[i % 4]);
         assert_true(dry_run_step(&model, 1, add_dry, &sums));
-        assert_near("FLOP", sums.flops, 65536 * flops_per_token_hardware(&model.config, model.T, &model.recompute),
+        assert_near("FLOP", sums.flops,
+                    65536 * flops_per_token_hardware(&model.config, model.T, &model.recompute),
                     1e-12);
-        // Statistics and parameters, and the rows of wte, as bytes_of_activations_are_those_of_the_op_table says.
-        assert_near("bytes", plan_step_bytes(&model, 65536) - plan_step_bytes(&model, 0) - 2.0 * 50304 * 2 * 65536,
+        // Statistics and parameters, and the rows of wte, as
+        // bytes_of_activations_are_those_of_the_op_table says.
+        assert_near("bytes",
+                    plan_step_bytes(&model, 65536) - plan_step_bytes(&model, 0) -
+                        2.0 * 50304 * 2 * 65536,
                     sums.bytes, 0.025);
     }
 }
@@ -163,7 +184,8 @@ TEST(a_dry_run_takes_no_memory_and_leaves_no_observer) {
     assert_false(dry_run_step(&model, 1, add_dry, &sums));
 }
 
-// Per block a matrix of 768 x 768 four times (three of them in qkvw) and of 768 x 3072 twice: 5 (4 m^2 n + 2 m^3) each.
+// Per block a matrix of 768 x 768 four times (three of them in qkvw) and of 768 x 3072 twice: 5 (4
+// m^2 n + 2 m^3) each.
 TEST(muon_adds_its_products_once_a_step) {
     ModelOptions model = model_of("d12", 64, 1024);
     const double adamw = plan_step_flops(&model, 524288), m = 768, n = 3072;
@@ -182,15 +204,19 @@ TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
     model.fp8 = true;
     const double linear = 72.0 * 12 * 768 * 768;
     assert_near("a token", plan_step_fp8_flops(&model, 1), linear, 1e-12);
-    // 7 C in and 9 C of gradients a block, read twice (amax, then values) and written twice, a byte each.
-    assert_near("bytes", plan_step_bytes(&model, tokens) - bytes, (double)tokens * 16 * 12 * 768 * (2 * 2 + 2), 1e-9);
+    // 7 C in and 9 C of gradients a block, read twice (amax, then values) and written twice, a byte
+    // each.
+    assert_near("bytes", plan_step_bytes(&model, tokens) - bytes,
+                (double)tokens * 16 * 12 * 768 * (2 * 2 + 2), 1e-9);
     const StepLimit s = plan_step_limit(gpu_named("H200"), &model, tokens);
-    assert_near("H200", s.seconds, (s.flops - s.fp8_flops) / 989.4e12 + s.fp8_flops / 1978.9e12 + s.bytes / 4800e9,
+    assert_near("H200", s.seconds,
+                (s.flops - s.fp8_flops) / 989.4e12 + s.fp8_flops / 1978.9e12 + s.bytes / 4800e9,
                 1e-12);
     assert_true(s.seconds < without);
     model.recompute = recompute_all(RECOMPUTE_BLOCK); // its attention stays as it is
     assert_near("-r 3", plan_step_fp8_flops(&model, 1), linear + 16.0 * 12 * 768 * 768, 1e-12);
-    assert_true(plan_step_limit(gpu_named("A100 80GB"), &model, tokens).seconds == 0); // it has no fp8
+    // it has no fp8
+    assert_true(plan_step_limit(gpu_named("A100 80GB"), &model, tokens).seconds == 0);
 }
 
 // What the ops of a micro-step that are neither matmul nor attention move, by their costs.
@@ -211,25 +237,30 @@ static double bytes_by_op_costs(const ModelOptions *o) {
         COST_OF(embedding_forward(act, tokens, wte, wpe),
                 embedding_backward(gradient_to(dwte, true), gradient_to(dwpe, false), act, tokens),
                 layernorm_forward(act, stat, stat, act, weight, weight, 1e-5f),
-                layernorm_backward(gradient_to(act, false), gradient_to(grad, false), gradient_to(grad, false),
-                                   gradient_to(grad, false), act, act, stat, stat, weight))
+                layernorm_backward(gradient_to(act, false), gradient_to(grad, false),
+                                   gradient_to(grad, false), gradient_to(grad, false), act, act,
+                                   stat, stat, weight))
             .bytes;
     const double blocks =
         COST_OF(layernorm_forward(act, stat, stat, act, weight, weight, 1e-5f),
-                layernorm_backward(gradient_to(act, true), gradient_to(grad, false), gradient_to(grad, false),
-                                   gradient_to(grad, false), act, act, stat, stat, weight))
+                layernorm_backward(gradient_to(act, true), gradient_to(grad, false),
+                                   gradient_to(grad, false), gradient_to(grad, false), act, act,
+                                   stat, stat, weight))
             .bytes;
     return ends + layernorms * blocks;
 }
 
 TEST(bytes_of_activations_are_those_of_the_op_table) {
-    // The planner's formula leaves out statistics and parameters (0.3% at C = 768) and counts a row of the embedding
-    // table for each token (1 of 152 C, against the rows that occur and their fp32 gradients): together below 2.5%.
+    // The planner's formula leaves out statistics and parameters (0.3% at C = 768) and counts a row
+    // of the embedding table for each token (1 of 152 C, against the rows that occur and their fp32
+    // gradients): together below 2.5%.
     const ModelOptions model = model_of("d12", 64, 1024);
     const int64_t tokens = model.B * model.T;
-    const double logits = 2.0 * (double)model.config.Vp * 2 * (double)tokens; // scratch: not in the op table
+    // scratch: not in the op table
+    const double logits = 2.0 * (double)model.config.Vp * 2 * (double)tokens;
     const double per_step = plan_step_bytes(&model, 0);
-    assert_near("bytes", plan_step_bytes(&model, tokens) - per_step - logits, bytes_by_op_costs(&model), 0.025);
+    assert_near("bytes", plan_step_bytes(&model, tokens) - per_step - logits,
+                bytes_by_op_costs(&model), 0.025);
 }
 
 // Bytes a parameter that the norm (the gradient once) and the update read and write, by hand.
@@ -239,36 +270,43 @@ TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
         bool master, compute;
         double bytes;
     } cases[] = {
-        {OPTIMIZER_ADAMW, true, false, 4 + 4 + 2 * (4 + 8) + 2},    // gradient twice; master, moments; weight
-        {OPTIMIZER_ADAMW, false, false, 4 + 4 + 2 * (2 + 8)},       // the weight itself
-        {OPTIMIZER_ADAMW, true, true, 2 + 2 + 2 * (4 + 8) + 2 + 8}, // and added in a micro-step: 4 read, 2 twice
+        {OPTIMIZER_ADAMW, true, false,
+         4 + 4 + 2 * (4 + 8) + 2}, // gradient twice; master, moments; weight
+        {OPTIMIZER_ADAMW, false, false, 4 + 4 + 2 * (2 + 8)}, // the weight itself
+        {OPTIMIZER_ADAMW, true, true,
+         2 + 2 + 2 * (4 + 8) + 2 + 8}, // and added in a micro-step: 4 read, 2 twice
         {OPTIMIZER_ADAMW_8BIT, false, false, 4 + 4 + 2 * (2 + 2 + 2 * 4.0 / 256)},
         {OPTIMIZER_ADAMW_BF16, false, false, 4 + 4 + 2 * (2 + 4)},
         {OPTIMIZER_ADAMW_KAHAN, false, false, 4 + 4 + 2 * (2 + 2 + 4)},
         {OPTIMIZER_LION, true, false, 4 + 4 + 2 * (4 + 4) + 2},
         {OPTIMIZER_SGD, true, false, 4 + 4 + 2 * (4 + 4) + 2},
-        {OPTIMIZER_ADAFACTOR, true, false, 4 + 4 + 2 * 4 + 2 + 2 * 4}, // statistics read the gradient twice more
+        {OPTIMIZER_ADAFACTOR, true, false,
+         4 + 4 + 2 * 4 + 2 + 2 * 4}, // statistics read the gradient twice more
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ModelOptions model = model_of("d12", 1, 64);
-        model.optimizer = cases[i].kind, model.master = cases[i].master, model.gradients_in_dtype = cases[i].compute;
+        model.optimizer = cases[i].kind, model.master = cases[i].master,
+        model.gradients_in_dtype = cases[i].compute;
         const int64_t one_micro_step = cases[i].compute ? 64 : 0;
-        const double a_token =
-            plan_step_bytes(&(ModelOptions){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
+        const double a_token = plan_step_bytes(
+            &(ModelOptions){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
         const double got = plan_step_bytes(&model, one_micro_step) - (one_micro_step ? a_token : 0);
-        // Vectors, 0.1% of the parameters, are kept otherwise by some; rows, columns and scales are as few.
-        assert_near(optimizer_name(cases[i].kind), got / (double)parameter_total(&model.config), cases[i].bytes, 0.005);
+        // Vectors, 0.1% of the parameters, are kept otherwise by some; rows, columns and scales are
+        // as few.
+        assert_near(optimizer_name(cases[i].kind), got / (double)parameter_total(&model.config),
+                    cases[i].bytes, 0.005);
     }
 }
 
 TEST(fp32_keeps_no_master_and_moves_more) {
     ModelOptions model = model_of("d12", 1, 64);
     model.dtype = DTYPE_FP32, model.master = false;
-    assert_near("fp32", plan_step_bytes(&model, 0), (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config),
-                1e-12);
+    assert_near("fp32", plan_step_bytes(&model, 0),
+                (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config), 1e-12);
 }
 
-// ----------------------------------------------------------------------------------------------------------- what fits
+// -------------------------------------------------------------------------------------------------
+// what fits
 
 static PlanRequest request_of(ModelOptions model, int64_t windows, int64_t steps) {
     return (PlanRequest){.model = model,
@@ -360,15 +398,16 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------------- several GPUs
+// -------------------------------------------------------------------------------------------------
+// several GPUs
 
 static ModelOptions shared_by(ModelOptions model, int processes, int groups) {
     model.processes = processes, model.groups = groups, model.group_count = groups / processes;
     return model;
 }
 
-// With 8 groups a unit is cut into 8 cells of whole multiples of 256 elements: a block of 7087872 is padded to 7088128,
-// and what is outside blocks, 39421440, to 39421952.
+// With 8 groups a unit is cut into 8 cells of whole multiples of 256 elements: a block of 7087872
+// is padded to 7088128, and what is outside blocks, 39421440, to 39421952.
 static const double D12_OUTSIDE = 39421952, D12_PADDED = 39421952 + 12 * 7088128.0;
 
 static void assert_exchange(const ModelOptions *model, double gradients, double weights) {
@@ -393,8 +432,10 @@ TEST(with_divided_state_the_gradients_go_once_and_the_weights_come_back) {
     model.divided = true;
     assert_exchange(&model, 7 * (D12_PADDED * 4 / 8), 7 * (D12_PADDED * 2 / 8));
     const PlannedExchange e = plan_step_exchange(&model);
-    assert_true(e.last_gradients == 7 * (D12_OUTSIDE * 4 / 8) && e.first_weights == 7 * (D12_OUTSIDE * 2 / 8));
-    // Whole matrices: of the 12 blocks no GPU has more than six of the largest (5 C^2 with attproj, or 4 C^2) ...
+    assert_true(e.last_gradients == 7 * (D12_OUTSIDE * 4 / 8) &&
+                e.first_weights == 7 * (D12_OUTSIDE * 2 / 8));
+    // Whole matrices: of the 12 blocks no GPU has more than six of the largest (5 C^2 with attproj,
+    // or 4 C^2) ...
     model.optimizer = OPTIMIZER_MUON;
     const PlannedExchange muon = plan_step_exchange(&model);
     assert_true(muon.gradients >= e.gradients && muon.gradients < 2 * e.gradients);
@@ -410,8 +451,9 @@ TEST(divided_state_takes_its_share_of_memory_and_gradients_that_one_micro_step_f
     assert_true(divided.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
     for (int c = MEM_MASTER; c <= MEM_OPTIMIZER; c++)
         if (c == MEM_MASTER || c == MEM_OPTIMIZER)
-            assert_near("an eighth", divided.classes[c] / whole.classes[c], 0.125, 0.002); // of uneven cells
-    shared.group_windows = 8;                                                              // one
+            assert_near("an eighth", divided.classes[c] / whole.classes[c], 0.125,
+                        0.002); // of uneven cells
+    shared.group_windows = 8;   // one
     const PlannedMemory freed = plan_memory(&shared);
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
     assert_true(freed.classes[MEM_GRADIENTS] == 4 * (D12_OUTSIDE + 2 * block + D12_PADDED / 8));
@@ -419,7 +461,8 @@ TEST(divided_state_takes_its_share_of_memory_and_gradients_that_one_micro_step_f
     assert_true(plan_memory(&shared).classes[MEM_GRADIENTS] == 8 * D12_PADDED);
 }
 
-// The planner's largest batch is at most a group, and the one that frees the gradients where that fits.
+// The planner's largest batch is at most a group, and the one that frees the gradients where that
+// fits.
 TEST(one_micro_step_is_preferred_where_it_frees_the_gradients) {
     ModelOptions model = shared_by(model_of("d24", 1, 1024), 8, 8);
     model.divided = true, model.group_windows = 4;
@@ -440,10 +483,13 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const DevicePlan p = device_plan(&request, cases[i].gpu);
         assert_int_equal(p.share_tokens, 64 * 1024);
-        assert_near("share", p.step.flops, 65536 * (72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025),
+        assert_near("share", p.step.flops,
+                    65536 * (72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025),
                     1e-12);
-        // What leaves after the last block is exposed, and of the others what is longer than the backward passes.
-        const double hidden = fmin((sent - late) / cases[i].rate, p.step.seconds / 8 * 2 / 3); // one of 8 micro-steps
+        // What leaves after the last block is exposed, and of the others what is longer than the
+        // backward passes.
+        // one of 8 micro-steps
+        const double hidden = fmin((sent - late) / cases[i].rate, p.step.seconds / 8 * 2 / 3);
         assert_near("exchange", p.exchange_seconds, sent / cases[i].rate, 1e-12);
         assert_near("exposed", p.exposed_seconds, sent / cases[i].rate - hidden, 1e-12);
         assert_near("step", p.step_seconds, p.step.seconds + p.exposed_seconds, 1e-12);
@@ -452,7 +498,8 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
         assert_near("run", p.run_seconds, 19560 * p.step_seconds, 1e-12);
     }
     request.model = shared_by(request.model, 3, 3);
-    assert_int_equal(device_plan(&request, "H100 SXM").share_tokens, 171 * 1024); // of 512 windows 170, 171 and 171
+    assert_int_equal(device_plan(&request, "H100 SXM").share_tokens,
+                     171 * 1024); // of 512 windows 170, 171 and 171
 }
 
 TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
@@ -460,10 +507,13 @@ TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
     PlannedMemory alone = plan_memory(&model), m;
     ModelOptions shared = shared_by(model, 8, 8);
     m = plan_memory(&shared);
-    // Two buffers for the ranges of a block of all processes, which are as long as the block; 8 groups of 8 losses.
+    // Two buffers for the ranges of a block of all processes, which are as long as the block; 8
+    // groups of 8 losses.
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
-    assert_true(m.classes[MEM_WORKSPACE] > alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 8 * 8 * 4);
-    assert_true(m.classes[MEM_WORKSPACE] < alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 0x1p20); // norm parts
+    assert_true(m.classes[MEM_WORKSPACE] >
+                alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 8 * 8 * 4);
+    assert_true(m.classes[MEM_WORKSPACE] <
+                alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 0x1p20); // norm parts
     assert_true(m.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
     shared = shared_by(model, 8, 32); // four groups each: two levels of sums
     m = plan_memory(&shared);
@@ -480,7 +530,8 @@ TEST(a_micro_batch_is_at_most_a_group) {
     assert_true(device_plan(&request, "H200").step_tokens == 4 * 16 * 1024);
 }
 
-// ------------------------------------------------------------------------------------------------------------ printing
+// -------------------------------------------------------------------------------------------------
+// printing
 
 static char *printed(const PlanRequest *request, bool json) {
     char *text = NULL;
@@ -505,7 +556,8 @@ TEST(every_line_says_that_it_is_computed) {
         request.gpus = gpus[g];
         char *text = printed(&request, false), *rest = NULL;
         int lines = 0;
-        for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest), lines++)
+        for (char *line = strtok_r(text, "\n", &rest); line;
+             line = strtok_r(NULL, "\n", &rest), lines++)
             if (strncmp(line, "limit ", 6) != 0 && strncmp(line, "plan ", 5) != 0 &&
                 strncmp(line, "planned ", 8) != 0 && strncmp(line, "predicted ", 10) != 0)
                 fail_msg("%s", line);
@@ -526,19 +578,22 @@ static void assert_first_line(PlanRequest request, char *gpus, const char *const
 TEST(the_first_line_is_the_answer) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 8, 1000);
     assert_first_line(request, "h200",
-                      (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ", " of ",
-                                       "; all steps take at least ", ", at half the datasheet speed", NULL});
+                      (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ",
+                                       " of ", "; all steps take at least ",
+                                       ", at half the datasheet speed", NULL});
     request.max_steps = 0;
-    assert_first_line(request, "h200,t4",
-                      (const char *[]){"plan        H200: it fits", "; a step takes at least ", NULL});
-    request.model.B = 60000;
     assert_first_line(
-        request, "t4",
-        (const char *[]){"plan        T4: not enough memory: -b 60000 -r 0 needs ", "; it fits with -b ", NULL});
+        request, "h200,t4",
+        (const char *[]){"plan        H200: it fits", "; a step takes at least ", NULL});
+    request.model.B = 60000;
+    assert_first_line(request, "t4",
+                      (const char *[]){"plan        T4: not enough memory: -b 60000 -r 0 needs ",
+                                       "; it fits with -b ", NULL});
     request.model.B = 1;
-    assert_first_line(request, "",
-                      (const char *[]){"plan        this machine: it fits with -b 1 -r 0 and takes ",
-                                       "; no datasheet for this device: time per step unknown", NULL});
+    assert_first_line(
+        request, "",
+        (const char *[]){"plan        this machine: it fits with -b 1 -r 0 and takes ",
+                         "; no datasheet for this device: time per step unknown", NULL});
 }
 
 TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
@@ -548,7 +603,8 @@ TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
     char *without = printed(&request, false);
     assert_non_null(strstr(with, "1000 steps"));
     assert_null(strstr(without, " steps:"));
-    assert_int_equal(count_of(with, ">= "), 2 * count_of(without, ">= ")); // of a step and of all steps
+    assert_int_equal(count_of(with, ">= "),
+                     2 * count_of(without, ">= ")); // of a step and of all steps
     free(with), free(without);
     request.model.train = false;
     char *evaluation = printed(&request, false);
@@ -576,11 +632,13 @@ TEST(the_plan_of_several_gpus_names_their_number_and_what_connects_them) {
     PlanRequest request = request_of(shared_by(model_of("d12", 8, 1024), 8, 8), 512, 19560);
     request.gpus = "h100";
     char *text = printed(&request, false);
-    assert_has(text,
-               (const char *[]){"plan        8 x H100 SXM: it fits with -b 8 -r 0 and takes ", " each; all steps",
-                                "8 GPUs, 8 groups of sequences", "in a step, each GPU with 65536 tokens computes ",
-                                "each GPU sends 831 MiB and receives as much: 450 GB/s over NVLink, >= 0.00194 s",
-                                "computation hides at most ", "limit       8 x H100 SXM: a step >= ", NULL});
+    assert_has(
+        text,
+        (const char *[]){
+            "plan        8 x H100 SXM: it fits with -b 8 -r 0 and takes ", " each; all steps",
+            "8 GPUs, 8 groups of sequences", "in a step, each GPU with 65536 tokens computes ",
+            "each GPU sends 831 MiB and receives as much: 450 GB/s over NVLink, >= 0.00194 s",
+            "computation hides at most ", "limit       8 x H100 SXM: a step >= ", NULL});
     free(text);
     request.gpus = "";
     text = printed(&request, false);
@@ -597,10 +655,12 @@ TEST(the_json_has_the_figures_of_the_plan) {
     assert_non_null(plan);
     const cJSON *devices = cJSON_GetObjectItemCaseSensitive(plan, "devices");
     assert_int_equal(cJSON_GetArraySize(devices), 1);
-    const cJSON *t4 = cJSON_GetArrayItem(devices, 0), *memory = cJSON_GetObjectItemCaseSensitive(t4, "memory"),
+    const cJSON *t4 = cJSON_GetArrayItem(devices, 0),
+                *memory = cJSON_GetObjectItemCaseSensitive(t4, "memory"),
                 *limit = cJSON_GetObjectItemCaseSensitive(t4, "limit");
     assert_true(json_number(t4, "batch_size") == (double)p.model.B && p.model.B == p.auto_batch);
-    assert_true(json_number(memory, "total") == p.memory.total && json_number(memory, "room") == 15.04e9);
+    assert_true(json_number(memory, "total") == p.memory.total &&
+                json_number(memory, "room") == 15.04e9);
     assert_near("step", json_number(limit, "step_seconds"), p.step.seconds, 1e-14);
     assert_near("run", json_number(limit, "run_seconds"), 100 * p.step.seconds, 1e-14);
     cJSON_Delete(plan);

@@ -1,5 +1,6 @@
-// -b auto and -r auto against exhaustive search: every micro-batch and every choice of the ladder is planned, for five
-// model sizes on devices of 8 to 141 GB. What the planner takes is the best of all that fit.
+// -b auto and -r auto against exhaustive search: every micro-batch and every choice of the ladder
+// is planned, for five model sizes on devices of 8 to 141 GB. What the planner takes is the best of
+// all that fit.
 #include "llmc/base/format.h"
 #include "llmc/model/parameters.h"
 #include "llmc/plan/plan_fit.h"
@@ -21,8 +22,9 @@ enum { NUM_MODELS = 5 };
 #endif
 enum { NUM_DEVICES = 6, MOST = 1024 };
 
-// A Hopper: chunks of the logits that shrink where one more is needed, and a workspace of cuDNN's that is refused from
-// some micro-batch on, so that memory does not only grow with B. Good until the next call.
+// A Hopper: chunks of the logits that shrink where one more is needed, and a workspace of cuDNN's
+// that is refused from some micro-batch on, so that memory does not only grow with B. Good until
+// the next call.
 static const PlannedSizes *sizes_of(double memory) {
     static GpuSpec gpu;
     static PlannedSizes sizes;
@@ -37,8 +39,8 @@ static ModelOptions sampling(const char *descriptor, int64_t B) {
     return o;
 }
 
-// Every micro-batch is planned, until what shrinks as B grows, logits of 1 GiB and cuDNN's eighth of the memory, cannot
-// bring it back under the limit.
+// Every micro-batch is planned, until what shrinks as B grows, logits of 1 GiB and cuDNN's eighth
+// of the memory, cannot bring it back under the limit.
 static int64_t largest_by_search(const ModelOptions *model, double room, int64_t most) {
     const double shrinks = 0x1p30 + room / 8;
     int64_t largest = 0;
@@ -50,7 +52,8 @@ static int64_t largest_by_search(const ModelOptions *model, double room, int64_t
     return largest;
 }
 
-// --------------------------------------------------------------------------------------------------------- micro-batch
+// -------------------------------------------------------------------------------------------------
+// micro-batch
 
 TEST(the_largest_batch_of_all_that_fit_is_taken) {
     for (int m = 0; m < NUM_MODELS; m++)
@@ -64,12 +67,13 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
             const bool fits = plan_fit(&model, true, text, DEVICES[d], MOST, &err);
             assert_true(fits == (expected > 0));
             if (fits && model.B != expected)
-                fail_msg("%s -r %d, %g GB: -b %lld, but %lld fit", MODELS[m], level, DEVICES[d] / 1e9,
-                         (long long)model.B, (long long)expected);
+                fail_msg("%s -r %d, %g GB: -b %lld, but %lld fit", MODELS[m], level,
+                         DEVICES[d] / 1e9, (long long)model.B, (long long)expected);
         }
 }
 
-// Sequences that are small beside logits and workspace, with which the search has to go down by many.
+// Sequences that are small beside logits and workspace, with which the search has to go down by
+// many.
 TEST(the_largest_batch_of_short_sequences_is_taken) {
     int far = 0;
     for (int d = 0; d < 4; d++) {
@@ -90,7 +94,9 @@ TEST(the_largest_batch_of_short_sequences_is_taken) {
 
 // Where a step is a power of two of sequences, only powers of two divide it.
 TEST(a_batch_that_must_divide_a_step_is_the_power_of_two_below_the_largest) {
-    static const struct { int64_t fits, divides; } cases[] = {{1, 1}, {3, 2}, {4, 4}, {7, 4}, {13, 8}, {31, 16}};
+    static const struct {
+        int64_t fits, divides;
+    } cases[] = {{1, 1}, {3, 2}, {4, 4}, {7, 4}, {13, 8}, {31, 16}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         ModelOptions model = sampling("d12", 1);
         const double room = total_at(&model, cases[i].fits);
@@ -101,7 +107,8 @@ TEST(a_batch_that_must_divide_a_step_is_the_power_of_two_below_the_largest) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- recomputation
+// -------------------------------------------------------------------------------------------------
+// recomputation
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
     const ModelOptions model = sampling("d12", 1);
@@ -109,13 +116,15 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
                          RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC, RECOMPUTE_BLOCK};
     RecomputeChoice *ladder;
     const int n = plan_ladder(&ladder, &model.config, model.T), sets = 8;
-    assert_int_equal(n, sets + sets * (sets - 1) / 2 * 11); // mixtures of two: 1 to 11 blocks of the one
+    assert_int_equal(n, sets + sets * (sets - 1) / 2 *
+                                   11); // mixtures of two: 1 to 11 blocks of the one
     for (int a = 0; a < 5; a++)
         for (int b = 0; b < 5; b++)
             for (int64_t count = 1; count <= 12; count++) {
                 int found = 0;
                 for (int i = 0; i < n; i++)
-                    found += ladder[i].first_set == named[b] && ladder[i].set == named[a] && ladder[i].count == count;
+                    found += ladder[i].first_set == named[b] && ladder[i].set == named[a] &&
+                             ladder[i].count == count;
                 assert_int_equal(found, a == b ? count == 12 : a < b && count < 12);
             }
     for (int i = 1; i < n; i++) {
@@ -136,22 +145,24 @@ static double *ladder_bytes(ModelOptions model, const RecomputeChoice *ladder, i
     return totals;
 }
 
-static void check_auto(const char *name, const ModelOptions *model, const RecomputeChoice *ladder, const double *totals,
-                       int n, double room) {
+static void check_auto(const char *name, const ModelOptions *model, const RecomputeChoice *ladder,
+                       const double *totals, int n, double room) {
     const RecomputeChoice *best = NULL;
     for (int i = 0; i < n; i++) {
         const RecomputeChoice *c = &ladder[i];
-        if (totals[i] <= room &&
-            (!best || c->flops < best->flops || (c->flops == best->flops && c->elements < best->elements)))
+        if (totals[i] <= room && (!best || c->flops < best->flops ||
+                                  (c->flops == best->flops && c->elements < best->elements)))
             best = c;
     }
     ModelOptions chosen = *model;
     const bool fits = plan_fit(&chosen, false, "auto", room, 0, &err);
-    if (fits != (best != NULL)) fail_msg("%s in %g GB: %s", name, room / 1e9, fits ? "chosen" : err.text);
+    if (fits != (best != NULL))
+        fail_msg("%s in %g GB: %s", name, room / 1e9, fits ? "chosen" : err.text);
     if (!best) return;
     assert_true(plan_total(&chosen) <= room);
     assert_int_equal(chosen.B, model->B);
-    assert_true(recompute_flops_per_token(&chosen.recompute, &model->config, model->T) == best->flops);
+    assert_true(recompute_flops_per_token(&chosen.recompute, &model->config, model->T) ==
+                best->flops);
     assert_true(recompute_elements_per_token(&chosen.recompute, &model->config) == best->elements);
 }
 
@@ -163,7 +174,8 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
         model.sizes = sizes_of(24e9);
         const int n = plan_ladder(&ladder, &model.config, model.T);
         double *totals = ladder_bytes(model, ladder, n);
-        for (int d = 0; d < NUM_DEVICES; d++) check_auto(MODELS[m], &model, ladder, totals, n, DEVICES[d]);
+        for (int d = 0; d < NUM_DEVICES; d++)
+            check_auto(MODELS[m], &model, ladder, totals, n, DEVICES[d]);
         // Between what everything kept takes and the least of all the choice is narrow.
         double least = totals[0], all = totals[0];
         for (int i = 1; i < n; i++) least = totals[i] < least ? totals[i] : least;
@@ -174,10 +186,13 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- both
+// -------------------------------------------------------------------------------------------------
+// both
 
-// Whether a choice without matmuls and attention fits with B sequences; *elements: the least it moves.
-static bool fits_without_flops(const ModelOptions *model, int64_t B, double room, double *elements) {
+// Whether a choice without matmuls and attention fits with B sequences; *elements: the least it
+// moves.
+static bool fits_without_flops(const ModelOptions *model, int64_t B, double room,
+                               double *elements) {
     RecomputeChoice *ladder;
     const int n = plan_ladder(&ladder, &model->config, model->T);
     ModelOptions m = *model;
@@ -193,7 +208,8 @@ static bool fits_without_flops(const ModelOptions *model, int64_t B, double room
     return fits;
 }
 
-// More tokens than ENOUGH in a micro-step are worth no recomputation, fewer are worth what repeats no matmul.
+// More tokens than ENOUGH in a micro-step are worth no recomputation, fewer are worth what repeats
+// no matmul.
 TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_is_enough) {
     enum { ENOUGH = 65536 };
     int with_flops = 0, without = 0, enough = 0;
@@ -202,21 +218,25 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
             ModelOptions model = sampling(MODELS[m], 1);
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
-            const int64_t kept = largest_by_search(&model, DEVICES[d], MOST); // nothing is computed again
+            // nothing is computed again
+            const int64_t kept = largest_by_search(&model, DEVICES[d], MOST);
             if (kept * model.T >= ENOUGH) {
                 assert_true(plan_fit(&model, true, "auto", DEVICES[d], MOST, &err));
                 assert_int_equal(model.B, kept);
-                for (int l = 0; l < model.config.L; l++) assert_int_equal(model.recompute.blocks[l], 0);
+                for (int l = 0; l < model.config.L; l++)
+                    assert_int_equal(model.recompute.blocks[l], 0);
                 enough++;
                 continue;
             }
-            if (!plan_fit(&model, true, "auto", DEVICES[d], MOST, &err)) { // then B = 1 with blocks again does not
+            if (!plan_fit(&model, true, "auto", DEVICES[d], MOST,
+                          &err)) { // then B = 1 with blocks again does not
                 model.recompute = recompute_all(RECOMPUTE_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
                 continue;
             }
             assert_true(plan_total(&model) <= DEVICES[d]);
-            const double flops = recompute_flops_per_token(&model.recompute, &model.config, model.T);
+            const double flops =
+                recompute_flops_per_token(&model.recompute, &model.config, model.T);
             if (flops > 0) {
                 assert_int_equal(model.B, 1);
                 assert_false(fits_without_flops(&model, 1, DEVICES[d], &elements));
@@ -253,7 +273,8 @@ MemoryPlan *__wrap_model_plan(const ModelOptions *options) {
     return __real_model_plan(options);
 }
 
-// The ladder has 1324 choices, -b 1024 values: one plan for each set and a few around the edge are enough.
+// The ladder has 1324 choices, -b 1024 values: one plan for each set and a few around the edge are
+// enough.
 TEST(a_choice_for_1558M_makes_few_plans) {
     ModelOptions model = sampling("d48", 1);
     model.sizes = sizes_of(40e9);
@@ -273,7 +294,8 @@ TEST(a_search_that_begins_with_the_wrong_slope_makes_few_plans) {
             const GpuSpec *t4 = gpu_named("T4");
             const PlannedSizes sizes = plan_sizes(t4, ATTENTION_AUTO);
             const double room = t4->memory - plan_reserve(t4->memory);
-            model.train = false, model.dtype = DTYPE_FP16, model.sizes = &sizes, model.sequences = sequences;
+            model.train = false, model.dtype = DTYPE_FP16, model.sizes = &sizes,
+            model.sequences = sequences;
             plans = 0;
             const int64_t B = plan_largest_batch(&model, room, 0);
             if (plans > 24) fail_msg("%s: %d plans", MODELS[m], plans); // 6 to 17
@@ -288,7 +310,8 @@ TEST(the_largest_batch_of_an_evaluation_is_that_of_all_that_fit) {
             ModelOptions model = sampling(MODELS[m], 1);
             model.train = false, model.T = 256;
             model.sizes = sizes_of(rooms[r]);
-            assert_int_equal(plan_largest_batch(&model, rooms[r], MOST), largest_by_search(&model, rooms[r], MOST));
+            assert_int_equal(plan_largest_batch(&model, rooms[r], MOST),
+                             largest_by_search(&model, rooms[r], MOST));
         }
 }
 
@@ -300,7 +323,8 @@ TEST(evaluation_has_nothing_to_recompute) {
     assert_true(plan_total(&model) <= 8e9 && total_at(&model, model.B + 1) > 8e9);
 }
 
-// --------------------------------------------------------------------------------------------------- when nothing fits
+// -------------------------------------------------------------------------------------------------
+// when nothing fits
 
 enum { FEWER_B = 1, RECOMPUTE = 2, OPTIMIZER = 4, GRADIENTS = 8, OFFLOAD = 16 };
 
@@ -319,7 +343,8 @@ static int bits(int n) { return __builtin_popcount((unsigned)n); }
 TEST(the_message_names_the_first_change_that_would_fit) {
     static const char *const words[] = {"fits with -b ", "-r auto", "--optimizer adamw8bit -w 0",
                                         "--grad-dtype compute", "--offload optimizer"};
-    static const double rooms[] = {1e9, 1.4e9, 2e9, 2.6e9, 7e9, 24e9, 80e9}; // every change is needed in one of them
+    static const double rooms[] = {1e9, 1.4e9, 2e9, 2.6e9,
+                                   7e9, 24e9,  80e9}; // every change is needed in one of them
     int seen = 0;
     for (int m = 1; m < 3; m++)
         for (int i = 0; i < 7; i++) {
@@ -336,7 +361,8 @@ TEST(the_message_names_the_first_change_that_would_fit) {
                 continue;
             }
             for (int w = 0; w < 5; w++)
-                if ((strstr(err.text, words[w]) != NULL) != (first >> w & 1)) fail_msg("%d: %s", first, err.text);
+                if ((strstr(err.text, words[w]) != NULL) != (first >> w & 1))
+                    fail_msg("%d: %s", first, err.text);
             seen |= first;
         }
     assert_int_equal(seen, FEWER_B | RECOMPUTE | OPTIMIZER | GRADIENTS | OFFLOAD);
@@ -351,6 +377,7 @@ TEST(the_message_says_what_is_needed_and_what_there_is) {
              format_bytes(plan_total(&model), bytes, sizeof bytes));
     if (!strstr(err.text, needs)) fail_msg("%s", err.text);
     assert_non_null(strstr(err.text, "only 4.00 GiB is available; it fits with -b "));
-    assert_error(plan_fit(&model, true, "auto", 1e6, 0, &err), "use a smaller model or context (-e, -t)");
+    assert_error(plan_fit(&model, true, "auto", 1e6, 0, &err),
+                 "use a smaller model or context (-e, -t)");
     assert_error(plan_fit(&model, true, "5", 1e12, 0, &err), "-r 5");
 }

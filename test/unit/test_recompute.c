@@ -1,4 +1,5 @@
-// -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does harm.
+// -r: what it is made of, its text and back, what it costs; and that no text, however wrong, does
+// harm.
 #include "llmc/base/random.h"
 #include "llmc/model/recompute.h"
 #include "test/fixture.h"
@@ -20,7 +21,8 @@ static void assert_blocks(const char *text, const int expected[L]) {
         if (r.blocks[l] != expected[l]) fail_msg("%s: block %d has %d", text, l, r.blocks[l]);
 }
 
-// ------------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
 TEST(one_set_goes_for_all_blocks) {
     const struct {
@@ -56,11 +58,13 @@ TEST(every_nth_block_begins_with_the_first) {
 
 TEST(a_count_of_blocks_is_followed_by_the_set_of_the_others) {
     assert_blocks("3x4,0", (const int[L]){63, 63, 63, 63});
-    assert_blocks("gelux2,attention+qkv", (const int[L]){1, 1, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24});
+    assert_blocks("gelux2,attention+qkv",
+                  (const int[L]){1, 1, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24});
     assert_blocks("1x11,fc", (const int[L]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5});
 }
 
-// ------------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 TEST(the_text_is_the_shortest_one) {
     const struct {
@@ -81,7 +85,8 @@ TEST(the_text_is_the_shortest_one) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char buf[RECOMPUTE_TEXT];
         const Recompute r = parsed(cases[i].text, cases[i].blocks);
-        assert_string_equal(recompute_text(&r, cases[i].blocks, buf, sizeof buf), cases[i].shortest);
+        assert_string_equal(recompute_text(&r, cases[i].blocks, buf, sizeof buf),
+                            cases[i].shortest);
     }
 }
 
@@ -105,7 +110,8 @@ TEST(every_pattern_survives_its_text) {
         const int64_t first = 1 + draw.v[2] % blocks; // or a period
         Recompute r = recompute_all((int)(sets.v[0] % 64));
         for (int64_t l = 1; l < blocks; l++) {
-            const int set = (int)(sets.v[draw.v[1] % 3] % 64), kept = draw.v[3] % 2 ? l < first : l % first == 0;
+            const int set = (int)(sets.v[draw.v[1] % 3] % 64),
+                      kept = draw.v[3] % 2 ? l < first : l % first == 0;
             if (!kept) r.blocks[l] = recompute_all(draw.v[3] % 2 ? set : 0).blocks[0];
         }
         const Recompute again = parsed(recompute_text(&r, blocks, buf, sizeof buf), blocks);
@@ -130,9 +136,11 @@ TEST(a_text_that_does_not_fit_ends_in_dots) {
     }
 }
 
-// --------------------------------------------------------------------------------------------------------------- costs
+// -------------------------------------------------------------------------------------------------
+// costs
 
-// The forward pass of a block, op by op, as doc/memory.md has it: what each costs, and the sets in which it runs again.
+// The forward pass of a block, op by op, as doc/memory.md has it: what each costs, and the sets in
+// which it runs again.
 TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
     const ModelConfig c = {.L = L, .C = 96, .NH = 3, .V = 100, .Vp = 128, .max_T = 64};
     enum { CONTEXT = 50 };
@@ -143,10 +151,11 @@ TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
         for (int l = 0; l < L; l++) {
             const int s = kinds[l % 3 == 1];
             r.blocks[l] = (uint8_t)s;
-            if (s & RECOMPUTE_QKV) flops += 2.0 * 96 * 288;                     // (1,C) x (C,3C)
-            if (s & RECOMPUTE_FC) flops += 2.0 * 96 * 384;                      // (1,C) x (C,4C)
-            if (s & RECOMPUTE_ATTPROJ) flops += 2.0 * 96 * 96;                  // (1,C) x (C,C)
-            if (s & RECOMPUTE_ATTENTION) flops += 4.0 * 96 * (CONTEXT + 1) / 2; // QK^T and PV over half of the context
+            if (s & RECOMPUTE_QKV) flops += 2.0 * 96 * 288;    // (1,C) x (C,3C)
+            if (s & RECOMPUTE_FC) flops += 2.0 * 96 * 384;     // (1,C) x (C,4C)
+            if (s & RECOMPUTE_ATTPROJ) flops += 2.0 * 96 * 96; // (1,C) x (C,C)
+            if (s & RECOMPUTE_ATTENTION)
+                flops += 4.0 * 96 * (CONTEXT + 1) / 2; // QK^T and PV over half of the context
             if (s & RECOMPUTE_GELU && !(s & RECOMPUTE_FC)) elements += 2 * 384;
             if (s & RECOMPUTE_LAYERNORM) elements += 2 * 2 * 96; // ln1, ln2
         }
@@ -154,29 +163,32 @@ TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
         assert_true(recompute_elements_per_token(&r, &c) == elements);
     }
     const Recompute all = recompute_all(RECOMPUTE_BLOCK);
-    assert_true(recompute_flops_per_token(&all, &c, CONTEXT) == L * (16.0 * 96 * 96 + 2.0 * 96 * (CONTEXT + 1)));
+    assert_true(recompute_flops_per_token(&all, &c, CONTEXT) ==
+                L * (16.0 * 96 * 96 + 2.0 * 96 * (CONTEXT + 1)));
 }
 
 TEST(gelu_is_alone_where_the_matmul_before_it_does_not_run_again) {
     const struct {
         const char *text;
         bool alone;
-    } cases[] = {{"0", false},   {"1", true},     {"2", true},      {"3", false},   {"fc", false},
-                 {"qkv", false}, {"3x4,1", true}, {"3x4,0", false}, {"1/12", true}, {"fc+layernorm", false}};
+    } cases[] = {
+        {"0", false},   {"1", true},     {"2", true},      {"3", false},   {"fc", false},
+        {"qkv", false}, {"3x4,1", true}, {"3x4,0", false}, {"1/12", true}, {"fc+layernorm", false}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Recompute r = parsed(cases[i].text, L);
         if (recompute_gelu_alone(&r, L) != cases[i].alone) fail_msg("%s", cases[i].text);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------- fuzz
+// -------------------------------------------------------------------------------------------------
+// fuzz
 
-// Pieces of the grammar and any bytes, in any order: what is taken must survive its own text, what is not has a
-// message, and nothing beyond the text is read (the buffer ends with it).
+// Pieces of the grammar and any bytes, in any order: what is taken must survive its own text, what
+// is not has a message, and nothing beyond the text is read (the buffer ends with it).
 TEST(no_text_does_harm) {
-    static const char *const pieces[] = {"0",   "1",         "2",       "3",     "gelu", "layernorm",  "fc",
-                                         "qkv", "attention", "attproj", "block", "+",    "x",          "/",
-                                         ",",   "x1",        "x4",      ",0",    "12",   "4294967297", " "};
+    static const char *const pieces[] = {
+        "0", "1", "2", "3", "gelu", "layernorm", "fc", "qkv", "attention",  "attproj", "block",
+        "+", "x", "/", ",", "x1",   "x4",        ",0", "12",  "4294967297", " "};
     enum { NUM_PIECES = sizeof pieces / sizeof pieces[0] };
     char buf[RECOMPUTE_TEXT];
     int taken = 0;
@@ -187,7 +199,8 @@ TEST(no_text_does_harm) {
             const Philox d = philox(round, 8, i);
             char byte[2] = {(char)(1 + d.v[1] % 255), '\0'};
             const size_t used = strlen(text);
-            snprintf(text + used, sizeof text - used, "%s", d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
+            snprintf(text + used, sizeof text - used, "%s",
+                     d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
         }
         AUTO_FREE char *copy = strdup(text);
         const int64_t blocks = 1 + draw.v[1] % 16;

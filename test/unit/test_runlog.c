@@ -1,4 +1,5 @@
-// The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and full disks.
+// The run log: the lines on stdout to the letter, main.log as JSON that survives kills, resumes and
+// full disks.
 #include "llmc/log/runlog.h"
 #include "llmc/model/model_numerics.h"
 #include "test/fixture.h"
@@ -76,14 +77,16 @@ static cJSON *event_at(const char *text, int n) {
     return object;
 }
 
-// -------------------------------------------------------------------------------------------------------- the terminal
+// -------------------------------------------------------------------------------------------------
+// the terminal
 
 static const Mixture one_corpus = {.count = 1};
 
 TEST(the_step_line_is_the_one_of_the_design) {
     StepReport r = report(12);
-    assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | "
-                         "mfu 54.1% hfu 54.1% | eta 8m11s");
+    assert_step_line(
+        &r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | "
+            "mfu 54.1% hfu 54.1% | eta 8m11s");
 }
 
 TEST(columns_stay_in_place_over_a_long_run) {
@@ -102,7 +105,8 @@ TEST(columns_stay_in_place_over_a_long_run) {
 TEST(what_is_not_known_is_left_out) {
     StepReport r = report(12);
     r.mfu = r.hfu = 0.0, r.eta_seconds = -1.0;
-    assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | eta ?");
+    assert_step_line(&r, "step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | "
+                         "666.6K tok/s | eta ?");
 }
 
 // What follows the time that is left.
@@ -133,7 +137,8 @@ TEST(a_loss_scale_that_moves_is_told) {
     StepReport r = report(12);
     r.control.loss_scale = 65536.0f, r.last_loss_scale = 32768.0f;
     assert_line_ends(&r, "| loss scale now 65536");
-    // An overflow is the way a scale is found, not a fault of the model; a loss that is not finite is one.
+    // An overflow is the way a scale is found, not a fault of the model; a loss that is not finite
+    // is one.
     r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 4, r.control.norm = INFINITY;
     r.control.loss_scale = 32768.0f, r.last_loss_scale = 65536.0f;
     assert_line_ends(&r, "| skipped: overflow, normal in fp16 | loss scale now 32768");
@@ -147,9 +152,11 @@ TEST(validation_samples_and_text_are_plain_lines) {
     RunLog *log = say(0);
     runlog_text(log, "model %s, %d layers", "d12", 12);
     runlog_field(log, "first step", "%d", 7), runlog_field(log, "", "below it");
-    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536}, &one_corpus, NULL, 1.25);
-    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536, .bits_per_byte = 0.98123},
+    runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536},
                       &one_corpus, NULL, 1.25);
+    runlog_validation(
+        log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536, .bits_per_byte = 0.98123},
+        &one_corpus, NULL, 1.25);
     runlog_choices(log, 250, "hellaswag_val", &(ChoiceScore){10042, 2822, 2968, 0}, 12.34);
     runlog_choices(log, 250, "none", &(ChoiceScore){0, 0, 0, 0}, 0.0);
     runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false, false);
@@ -161,18 +168,20 @@ TEST(validation_samples_and_text_are_plain_lines) {
     strcpy(sensors.throttle, "power cap, thermal");
     runlog_sensors(log, 251, &sensors);
     runlog_event(log, "start", "\"ignored\":1"); // no file: nowhere to go
-    assert_said(log, "model d12, 12 layers\nfirst step  7\n            below it\n"
-                     "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
-                     "validation at step 250 | loss 0.6931 | perplexity 2.00 | 0.9812 bits/byte | 65.54K "
-                     "tokens in 1.2s\n"
-                     "hellaswag_val at step 250 | accuracy 29.56% (normalised), 28.10% | 2968/10042 | 12.3 s\n"
-                     "none at step 250 | accuracy 0.00% (normalised), 0.00% | 0/0 | 0.0 s\n"
-                     "sample at step 250:\n    Once\n    upon\\x1B[2J\n"
-                     "sample 2 at step 250:\n    again\n"
-                     "sample at step 500:\n    later\n"
-                     "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
-                     "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | throttled by: power cap, "
-                     "thermal\n");
+    assert_said(
+        log,
+        "model d12, 12 layers\nfirst step  7\n            below it\n"
+        "validation at step 250 | loss 0.6931 | perplexity 2.00 | 65.54K tokens in 1.2s\n"
+        "validation at step 250 | loss 0.6931 | perplexity 2.00 | 0.9812 bits/byte | 65.54K "
+        "tokens in 1.2s\n"
+        "hellaswag_val at step 250 | accuracy 29.56% (normalised), 28.10% | 2968/10042 | 12.3 s\n"
+        "none at step 250 | accuracy 0.00% (normalised), 0.00% | 0/0 | 0.0 s\n"
+        "sample at step 250:\n    Once\n    upon\\x1B[2J\n"
+        "sample 2 at step 250:\n    again\n"
+        "sample at step 500:\n    later\n"
+        "gpu at step 250 | 1755 MHz, memory 3201 MHz | 690 W | 61 C\n"
+        "gpu at step 251 | 1755 MHz, memory 3201 MHz | 690 W | 61 C | throttled by: power cap, "
+        "thermal\n");
 }
 
 static const NumericsRow ROWS[] = {
@@ -192,9 +201,10 @@ TEST(the_line_of_numerics_names_the_worst) {
     runlog_numerics(log, 100, ROWS, 6);
     runlog_numerics(log, 200, ROWS, 1);
     runlog_numerics(log, 300, ROWS, 0); // nothing was counted
-    assert_said(log, "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
-                     "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
-                     "numerics at step 200 | no underflow | no overflow\n");
+    assert_said(log,
+                "numerics at step 100 | underflow up to 3.1% (fc.gradient) | overflow up to 0.2% "
+                "(fc.gradient) | update/weight 3.3e-04 (wte) to 1.9e-02 (wpe)\n"
+                "numerics at step 200 | no underflow | no overflow\n");
 }
 
 TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
@@ -206,7 +216,8 @@ TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
     runlog_step(log, &r);
     runlog_text(log, "after");
     char *text = said_by(log);
-    const char *bar = "step 2500/5000 [#######.......]  50.0% | loss 9.1234 | 666.6K tok/s | eta 8m11s";
+    const char *bar =
+        "step 2500/5000 [#######.......]  50.0% | loss 9.1234 | 666.6K tok/s | eta 8m11s";
     char expected[1024];
     snprintf(expected, sizeof expected, "\r\x1b[Kafter\n%s\r\x1b[K", bar);
     assert_memory_equal(text, "before\n", 7); // no bar yet: nothing to clear
@@ -232,7 +243,8 @@ TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     free(text);
 }
 
-// ------------------------------------------------------------------------------------------------------------ main.log
+// -------------------------------------------------------------------------------------------------
+// main.log
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
 static char *logged(bool append, int64_t first_step, void (*body)(RunLog *)) {
@@ -261,12 +273,14 @@ static void two_steps_and_more(RunLog *log) {
     r.lr = 0.1 + 0.2;
     runlog_step(log, &r);
     r.step = 2;
-    r.control.loss = NAN, r.control.norm = INFINITY, r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 3;
+    r.control.loss = NAN, r.control.norm = INFINITY, r.control.skip = SKIP_NONFINITE,
+    r.control.bad_tensor = 3;
     r.bad_tensor = "wte \"x\"", r.control.loss_scale = 512.0f, r.control.loss_z = 1.5f;
     r.control.skipped = 1;
     r.mfu = 0.0;
     runlog_step(log, &r);
-    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000}, &one_corpus, NULL, 2.0);
+    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000}, &one_corpus,
+                      NULL, 2.0);
     runlog_validation(log, 2, &(ValidationScore){.loss = 1e4, .tokens = 1000000}, &one_corpus, NULL,
                       2.0); // exp overflows
     runlog_sample(log, 2, "a\xFF\nb", 4, false, false);
@@ -275,30 +289,36 @@ static void two_steps_and_more(RunLog *log) {
     const DeviceSensors silent = {1755.0, 0.0, 0.0, 0.0, 0.0, ""};
     runlog_sensors(log, 2, &silent);
     runlog_choices(log, 2, "my \"set\"", &(ChoiceScore){4, 1, 3, 0}, 0.5);
-    runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000, .bits_per_byte = 1.125}, &one_corpus,
-                      NULL, 2.0);
+    runlog_validation(log, 2,
+                      &(ValidationScore){.loss = 4.25, .tokens = 1000000, .bits_per_byte = 1.125},
+                      &one_corpus, NULL, 2.0);
 }
 
 TEST(every_line_is_one_json_object) {
     char *text = logged(false, 0, two_steps_and_more), expected[2048];
-    snprintf(expected, sizeof expected,
-             "{'event':'step','step':1,'loss':9.12339973,'norm':1.23450005,'lr':0.30000000000000004,'ms':98.31,"
-             "'tokens_per_second':666600,'mfu':0.541,'hfu':0.5414}\n"
-             "{'event':'step','step':2,'loss':null,'norm':null,'lr':0.30000000000000004,'ms':98.31,"
-             "'tokens_per_second':666600,'mfu':null,'hfu':0.5414,'loss_z':1.5,'norm_z':0,'loss_scale':512,'skipped':1,"
-             "'skip':'nonfinite','bad_tensor':'wte \\'x\\''}\n"
-             "{'event':'validation','step':2,'loss':4.25,'ppl':%.17g,'tokens':1000000,'seconds':2}\n"
-             "{'event':'validation','step':2,'loss':10000,'ppl':null,'tokens':1000000,'seconds':2}\n"
-             "{'event':'sample','step':2,'index':1,'text':'a\\ufffd\\nb'}\n"
-             "{'event':'gpu','step':2,'sm_clock_mhz':1755,'memory_clock_mhz':3201,'power_watts':690.5,"
-             "'energy_joules':123456789.25,'temperature_c':61,'throttle':'power cap'}\n"
-             "{'event':'gpu','step':2,'sm_clock_mhz':1755,'memory_clock_mhz':null,'power_watts':null,"
-             "'energy_joules':null,'temperature_c':null,'throttle':''}\n"
-             "{'event':'choices','step':2,'name':'my \\'set\\'','examples':4,'correct':1,'correct_normalised':3,"
-             "'accuracy':0.25,'accuracy_normalised':0.75,'seconds':0.5}\n"
-             "{'event':'validation','step':2,'loss':4.25,'ppl':%.17g,'bits_per_byte':1.125,'tokens':1000000,"
-             "'seconds':2}\n",
-             exp(4.25), exp(4.25));
+    snprintf(
+        expected, sizeof expected,
+        "{'event':'step','step':1,'loss':9.12339973,'norm':1.23450005,'lr':0.30000000000000004,'ms'"
+        ":98.31,"
+        "'tokens_per_second':666600,'mfu':0.541,'hfu':0.5414}\n"
+        "{'event':'step','step':2,'loss':null,'norm':null,'lr':0.30000000000000004,'ms':98.31,"
+        "'tokens_per_second':666600,'mfu':null,'hfu':0.5414,'loss_z':1.5,'norm_z':0,'loss_scale':"
+        "512,'skipped':1,"
+        "'skip':'nonfinite','bad_tensor':'wte \\'x\\''}\n"
+        "{'event':'validation','step':2,'loss':4.25,'ppl':%.17g,'tokens':1000000,'seconds':2}\n"
+        "{'event':'validation','step':2,'loss':10000,'ppl':null,'tokens':1000000,'seconds':2}\n"
+        "{'event':'sample','step':2,'index':1,'text':'a\\ufffd\\nb'}\n"
+        "{'event':'gpu','step':2,'sm_clock_mhz':1755,'memory_clock_mhz':3201,'power_watts':690.5,"
+        "'energy_joules':123456789.25,'temperature_c':61,'throttle':'power cap'}\n"
+        "{'event':'gpu','step':2,'sm_clock_mhz':1755,'memory_clock_mhz':null,'power_watts':null,"
+        "'energy_joules':null,'temperature_c':null,'throttle':''}\n"
+        "{'event':'choices','step':2,'name':'my "
+        "\\'set\\'','examples':4,'correct':1,'correct_normalised':3,"
+        "'accuracy':0.25,'accuracy_normalised':0.75,'seconds':0.5}\n"
+        "{'event':'validation','step':2,'loss':4.25,'ppl':%.17g,'bits_per_byte':1.125,'tokens':"
+        "1000000,"
+        "'seconds':2}\n",
+        exp(4.25), exp(4.25));
     assert_lines(text, expected);
 }
 
@@ -313,11 +333,14 @@ TEST(numerics_are_shares_by_class) {
         "'fc.gradient/underflow':0.031,'fc.gradient/overflow':0.002,"
         "'fcprojw.gradient/amax':null,'fcprojw.gradient/rms':0,'fcprojw.gradient/zero':0,"
         "'fcprojw.gradient/underflow':0.00125,'fcprojw.gradient/overflow':0,"
-        "'wte.update/amax':0.00999999978,'wte.update/rms':0.001,'wte.update/zero':0,'wte.update/underflow':0,"
+        "'wte.update/amax':0.00999999978,'wte.update/rms':0.001,'wte.update/zero':0,'wte.update/"
+        "underflow':0,"
         "'wte.update/overflow':0,'update_ratio/wte':0.000326,"
-        "'lnfw.update/amax':0.00999999978,'lnfw.update/rms':0.001,'lnfw.update/zero':0,'lnfw.update/underflow':0,"
+        "'lnfw.update/amax':0.00999999978,'lnfw.update/rms':0.001,'lnfw.update/"
+        "zero':0,'lnfw.update/underflow':0,"
         "'lnfw.update/overflow':0,"
-        "'wpe.update/amax':0.00999999978,'wpe.update/rms':0.001,'wpe.update/zero':0,'wpe.update/underflow':0,"
+        "'wpe.update/amax':0.00999999978,'wpe.update/rms':0.001,'wpe.update/zero':0,'wpe.update/"
+        "underflow':0,"
         "'wpe.update/overflow':0,'update_ratio/wpe':0.0187}\n");
 }
 
@@ -328,8 +351,9 @@ static void three_events(RunLog *log) {
 }
 
 TEST(events_are_one_line_each_with_their_fields_or_none) {
-    assert_lines(logged(false, 0, three_events), "{'event':'fields','a':1}\n{'event':'lines',   'a': {'b': 2} }\n"
-                                                 "{'event':'none'}\n");
+    assert_lines(logged(false, 0, three_events),
+                 "{'event':'fields','a':1}\n{'event':'lines',   'a': {'b': 2} }\n"
+                 "{'event':'none'}\n");
 }
 
 static void one_event(RunLog *log) { runlog_event(log, "resume", "\"step\":2"); }
@@ -342,7 +366,8 @@ static const char EARLIER[] = "{\"event\":\"run\",\"time\":1}\n"
 TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
     const char *const tails[] = {
         "",
-        "{\"event\":\"step\",\"time\":1,\"step\":3}\n{\"event\":\"sample\",\"time\":1,\"step\":3}\n",
+        "{\"event\":\"step\",\"time\":1,\"step\":3}\n{\"event\":\"sample\",\"time\":1,\"step\":3}"
+        "\n",
         "{\"event\":\"validation\",\"time\":1,\"step\":3}\n{\"event\":\"stop\",\"time\":1}\n",
         "{\"event\":\"st",                                // killed inside a line
         "{\"event\":\"step\",\"time\":1,\"step\":2}",     // whole but for its newline
@@ -365,9 +390,10 @@ TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
 }
 
 TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
-    static const char end[] = "{\"event\":\"tuning\",\"time\":1}\n"
-                              "{\"event\":\"validation\",\"time\":1,\"step\":5}\n",
-                      later[] = "{\"event\":\"step\",\"time\":1,\"step\":6}\n{\"event\":\"stop\",\"time\":1}\n";
+    static const char
+        end[] = "{\"event\":\"tuning\",\"time\":1}\n"
+                "{\"event\":\"validation\",\"time\":1,\"step\":5}\n",
+        later[] = "{\"event\":\"step\",\"time\":1,\"step\":6}\n{\"event\":\"stop\",\"time\":1}\n";
     static const char *const damaged[] = {
         "{\"event\":\"step\",\"time\":1,\"step\":73}\n", // was 3
         "{\"event\":\"step\",\"time\":1,?step\":3}\n",   // ?: a zero
@@ -375,12 +401,15 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
     };
     for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
         char content[1024], kept[1024];
-        const int n = snprintf(content, sizeof content, "%s%s%s%s", EARLIER, damaged[i], end, later);
+        const int n =
+            snprintf(content, sizeof content, "%s%s%s%s", EARLIER, damaged[i], end, later);
         for (char *at = content; (at = strchr(at, '?'));) *at = '\0', at += strlen(at) + 1;
         write_bytes(tmp_file("main.log"), content, (size_t)n);
-        const int length = snprintf(kept, sizeof kept, "%s%s", EARLIER, end), fd = open(tmp_file("main.log"), O_RDONLY);
+        const int length = snprintf(kept, sizeof kept, "%s%s", EARLIER, end),
+                  fd = open(tmp_file("main.log"), O_RDONLY);
         char *text = logged(true, 5, one_event), before[1024];
-        assert_int_equal(pread(fd, before, sizeof before, 0), n); // replaced at once, never half rewritten
+        assert_int_equal(pread(fd, before, sizeof before, 0),
+                         n); // replaced at once, never half rewritten
         assert_memory_equal(before, content, (size_t)n);
         close(fd);
         assert_memory_equal(text, kept, (size_t)length);
@@ -408,7 +437,8 @@ TEST(evaluations_that_are_made_again_are_logged_once) {
              "{\"event\":\"end\",\"time\":1,\"step\":2}\n");
     write_text(tmp_file("main.log"), content);
     assert_lines(logged(true, 2, two_evaluations_again),
-                 "{'event':'run'}\n{'event':'step','step':1}\nno json, but a line\n{'event':'step','step':2}\n"
+                 "{'event':'run'}\n{'event':'step','step':1}\nno json, but a "
+                 "line\n{'event':'step','step':2}\n"
                  "{'event':'tuning','tuning':'x'}\n{'event':'end','step':2}\n"
                  "{'event':'validation','step':2,'loss':0,'ppl':1,'tokens':1,'seconds':1}\n"
                  "{'event':'sample','step':2,'index':1,'text':'b'}\n");
@@ -426,7 +456,8 @@ TEST(a_resumed_log_may_be_missing_or_empty) {
 
 TEST(a_new_run_starts_a_new_log) {
     write_text(tmp_file("main.log"), EARLIER);
-    for (int i = 1; i <= 2; i++) { // and leaves those of runs before: the second start finds a step 2 too
+    for (int i = 1; i <= 2;
+         i++) { // and leaves those of runs before: the second start finds a step 2 too
         char *text = logged(false, 0, one_event), name[32];
         assert_null(strstr(text, "\"run\""));
         free(text);
@@ -438,7 +469,8 @@ TEST(a_new_run_starts_a_new_log) {
 }
 
 TEST(a_file_of_the_user_is_not_a_log) {
-    static const char *const files[] = {"my notes\n", "{\"event\":\"click\",\"time\":1}\n", "no newline", "\n"};
+    static const char *const files[] = {"my notes\n", "{\"event\":\"click\",\"time\":1}\n",
+                                        "no newline", "\n"};
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         for (int append = 0; append < 2; append++) {
             write_text(tmp_file("main.log"), files[i]);
@@ -454,7 +486,8 @@ TEST(a_file_of_the_user_is_not_a_log) {
 
 TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
     assert_int_equal(mkdir(tmp_file("main.log"), 0777), 0);
-    assert_error(runlog_open(tmp.path, false, 0, 0, &err), "/main.log: cannot be written: Is a directory");
+    assert_error(runlog_open(tmp.path, false, 0, 0, &err),
+                 "/main.log: cannot be written: Is a directory");
     write_text(tmp_file("file"), "x");
     assert_error(runlog_open(tmp_file("file"), false, 0, 0, &err), "/file");
 }
@@ -464,7 +497,8 @@ TEST(a_second_process_is_refused_and_touches_nothing) {
     assert_non_null(log);
     runlog_event(log, "run", "\"step\":7");
     // A second descriptor counts as another process does.
-    assert_error(runlog_open(tmp.path, true, 3, 0, &err), "/main.log: another process is writing it");
+    assert_error(runlog_open(tmp.path, true, 3, 0, &err),
+                 "/main.log: another process is writing it");
     assert_null(runlog_open(tmp.path, false, 0, 0, &err));
     runlog_event(log, "second", "%s", "");
     runlog_close(log);
@@ -530,7 +564,8 @@ TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     const char *second = strchr(complaints, '\n') + 1; // a line for each and nothing else
     assert_ptr_equal(strchr(second, '\n'), complaints + strlen(complaints) - 1);
     int lines = 0;
-    for (const char *p = text; *p; p = strchr(p, '\n') + 1, lines++) cJSON_Delete(event_at(text, lines));
+    for (const char *p = text; *p; p = strchr(p, '\n') + 1, lines++)
+        cJSON_Delete(event_at(text, lines));
     assert_int_equal(lines, 3);
     assert_non_null(strstr(text, "\"last\""));
     free(text), free(complaints);

@@ -1,4 +1,5 @@
-// safetensors files: what is written is what is read, and no bytes at all make the reader do anything but say no.
+// safetensors files: what is written is what is read, and no bytes at all make the reader do
+// anything but say no.
 
 #include "llmc/base/file.h"
 #include "llmc/store/safetensors.h"
@@ -25,7 +26,8 @@ static void write_example(const char *path) {
     };
     SafetensorsWriter *w = safetensors_writer_open(path, entries, 4, metadata, &err);
     assert_non_null(w);
-    assert_true(safetensors_writer_append(w, matrix, 10, &err)); // pieces need not end where tensors do
+    // pieces need not end where tensors do
+    assert_true(safetensors_writer_append(w, matrix, 10, &err));
     assert_true(safetensors_writer_append(w, (const char *)matrix + 10, sizeof matrix - 10, &err));
     assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
     assert_true(safetensors_writer_append(w, fp16_vector, sizeof fp16_vector, &err));
@@ -67,7 +69,8 @@ TEST(what_was_written_is_read) {
     assert_memory_equal(bytes, codes + 3, 2);
     assert_true(safetensors_read_bytes(f, b, 0, 8, bytes, &err));
     assert_memory_equal(bytes, bf16_vector, 8);
-    assert_error(safetensors_read_fp32(f, e, 0, 5, out, &err), "tensor codes is U8, only F32, F16 and BF16 are read");
+    assert_error(safetensors_read_fp32(f, e, 0, 5, out, &err),
+                 "tensor codes is U8, only F32, F16 and BF16 are read");
     safetensors_close(f);
 }
 
@@ -82,7 +85,7 @@ static const char *write_header(const char *header, size_t n) {
     return path;
 }
 
-#define REFUSED(header, data_bytes, message)                                                                           \
+#define REFUSED(header, data_bytes, message)                                                       \
     assert_error(safetensors_open(write_header(header, data_bytes), &err), message)
 
 TEST(a_header_longer_than_the_file_is_refused) {
@@ -97,7 +100,8 @@ TEST(a_header_longer_than_the_file_is_refused) {
     const uint64_t length = 20 << 20; // no more than the file has, but more than any header
     write_bytes(path, &length, sizeof length);
     assert_int_equal(truncate(path, 40 << 20), 0);
-    assert_error(safetensors_open(path, &err), "state a header of 20971520 bytes, expected at most 16777216");
+    assert_error(safetensors_open(path, &err),
+                 "state a header of 20971520 bytes, expected at most 16777216");
     assert_error(safetensors_open(tmp.path, &err), "not a plain file but a directory");
 }
 
@@ -112,7 +116,8 @@ TEST(headers_that_are_not_one_object_are_refused) {
 }
 
 TEST(offsets_that_leave_gaps_or_overlap_are_refused) {
-#define ONE(name, offsets) "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" offsets "}"
+#define ONE(name, offsets)                                                                         \
+    "\"" name "\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":" offsets "}"
     REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[4,12]") "}", 12, "begins at 4, expected 8");
     REFUSED("{" ONE("a", "[0,8]") "," ONE("b", "[12,20]") "}", 20, "begins at 12, expected 8");
     REFUSED("{" ONE("a", "[4,12]") "}", 12, "begins at 4, expected 0");
@@ -126,24 +131,27 @@ TEST(offsets_that_leave_gaps_or_overlap_are_refused) {
 }
 
 TEST(data_in_another_order_than_the_header_is_read) {
-    SafetensorsFile *f = safetensors_open(write_header("{" ONE("b", "[8,16]") "," ONE("a", "[0,8]") "}", 16), &err);
+    SafetensorsFile *f =
+        safetensors_open(write_header("{" ONE("b", "[8,16]") "," ONE("a", "[0,8]") "}", 16), &err);
     assert_ok(f);
     assert_string_equal(safetensors_entry(f, 0)->name, "a");
     safetensors_close(f);
     // Empty tensors come before the one that begins at the same byte.
-    f = safetensors_open(write_header("{" ONE("b", "[0,8]") ",\"e\":{\"dtype\":\"F32\",\"shape\":[0],"
-                                                            "\"data_offsets\":[0,0]},"
-                                                            "\"d\":{\"dtype\":\"F32\",\"shape\":[0],"
-                                                            "\"data_offsets\":[0,0]}}",
-                                      8),
-                         &err);
+    f = safetensors_open(
+        write_header("{" ONE("b", "[0,8]") ",\"e\":{\"dtype\":\"F32\",\"shape\":[0],"
+                                           "\"data_offsets\":[0,0]},"
+                                           "\"d\":{\"dtype\":\"F32\",\"shape\":[0],"
+                                           "\"data_offsets\":[0,0]}}",
+                     8),
+        &err);
     assert_ok(f);
     assert_string_equal(safetensors_entry(f, 2)->name, "b");
     safetensors_close(f);
 }
 
 TEST(shapes_and_types_out_of_range_are_refused) {
-#define SHAPED(shape, rest) "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape rest ",\"data_offsets\":[0,0]}}"
+#define SHAPED(shape, rest)                                                                        \
+    "{\"a\":{\"dtype\":\"F32\",\"shape\":" shape rest ",\"data_offsets\":[0,0]}}"
     REFUSED(SHAPED("[4294967296,4294967296]", ""), 0, "overflows");
     REFUSED(SHAPED("[1073741824,4294967296]", ""), 0, "overflows");
     REFUSED(SHAPED("[-1]", ""), 0, "is -1, expected a whole number");
@@ -151,12 +159,15 @@ TEST(shapes_and_types_out_of_range_are_refused) {
     REFUSED(SHAPED("[1,1,1,1,1]", ""), 0, "more than 4 dimensions");
     REFUSED(SHAPED("7", ""), 0, "not an array");
     REFUSED(SHAPED("[0]", ",\"shape\":[0]"), 0, "stated twice");
-    REFUSED("{\"a\":{\"dtype\":\"F31\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "dtype \"F31\" is unknown");
-    REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0, "\"dtype\" is 7, expected a string");
+    REFUSED("{\"a\":{\"dtype\":\"F31\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0,
+            "dtype \"F31\" is unknown");
+    REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0,
+            "\"dtype\" is 7, expected a string");
     REFUSED("{\"a\":7}", 0, "not an object");
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
     char name[400], long_one[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-    snprintf(name, sizeof name, "{\"%s%s\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}", long_one,
+    snprintf(name, sizeof name,
+             "{\"%s%s\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}", long_one,
              long_one);
     REFUSED(name, 0, "has 128 bytes, expected less than 128");
 }
@@ -177,9 +188,10 @@ TEST(other_dtypes_are_listed_but_not_read) {
 
 // What stands there may be anything: only a text in an object is a value.
 TEST(metadata_of_any_form_is_survived) {
-    static const char *const headers[] = {"{}", "{\"__metadata__\":7}", "{\"__metadata__\":[1,\"optimizer\"]}",
-                                          "{\"__metadata__\":{\"optimizer\":7}}",
-                                          "{\"__metadata__\":{\"optimizer\":\"a\",\"optimizer\":\"b\"}}"};
+    static const char *const headers[] = {
+        "{}", "{\"__metadata__\":7}", "{\"__metadata__\":[1,\"optimizer\"]}",
+        "{\"__metadata__\":{\"optimizer\":7}}",
+        "{\"__metadata__\":{\"optimizer\":\"a\",\"optimizer\":\"b\"}}"};
     for (int i = 0; i < 5; i++) {
         SafetensorsFile *f = safetensors_open(write_header(headers[i], 0), &err);
         assert_non_null(f);

@@ -1,6 +1,7 @@
 // Sampling from logits: temperature, top-k, top-p, reproducibility, logits that are not finite.
-// Frequencies are held against exact probabilities, computed here by sorting; where chance is involved the bound is
-// five standard deviations of the binomial count, which a right sampler misses once in 1.7 million comparisons.
+// Frequencies are held against exact probabilities, computed here by sorting; where chance is
+// involved the bound is five standard deviations of the binomial count, which a right sampler
+// misses once in 1.7 million comparisons.
 #include "llmc/train/sampler.h"
 #include "test/test.h"
 
@@ -25,7 +26,8 @@ static void probabilities(const float *l, int V, const SamplerOptions *o, double
     for (int i = 0; i < n; i++) sum += exp((l[order[i]] - l[order[0]]) / o->temperature);
     while (kept < n && (o->top_p >= 1.0 || mass < o->top_p * sum))
         mass += exp((l[order[kept++]] - l[order[0]]) / o->temperature);
-    for (int i = 0; i < kept; i++) p[order[i]] = exp((l[order[i]] - l[order[0]]) / o->temperature) / mass;
+    for (int i = 0; i < kept; i++)
+        p[order[i]] = exp((l[order[i]] - l[order[0]]) / o->temperature) / mass;
 }
 
 static void assert_frequencies(const float *l, int V, const SamplerOptions *o) {
@@ -35,9 +37,11 @@ static void assert_frequencies(const float *l, int V, const SamplerOptions *o) {
     for (uint64_t i = 0; i < DRAWS; i++) seen[sample_from_logits(l, V, o, i)]++;
     for (int i = 0; i < V; i++) {
         const double expected = DRAWS * p[i], bound = 5.0 * sqrt(expected * (1.0 - p[i]));
-        if (p[i] == 0.0 && seen[i] > 0) fail_msg("token %d is not in the set and was drawn %d times", i, seen[i]);
+        if (p[i] == 0.0 && seen[i] > 0)
+            fail_msg("token %d is not in the set and was drawn %d times", i, seen[i]);
         if (fabs(seen[i] - expected) > bound + 1.0)
-            fail_msg("token %d was drawn %d times, expected %.1f +- %.1f", i, seen[i], expected, bound);
+            fail_msg("token %d was drawn %d times, expected %.1f +- %.1f", i, seen[i], expected,
+                     bound);
     }
 }
 
@@ -46,7 +50,8 @@ static void make_logits(float *l) {
     uint32_t x = 12345;
     for (int i = 0; i < MANY; i++) {
         double sum = 0.0;
-        for (int k = 0; k < 12; k++) sum += (double)((x = x * 1664525u + 1013904223u) >> 8) * 0x1p-24;
+        for (int k = 0; k < 12; k++)
+            sum += (double)((x = x * 1664525u + 1013904223u) >> 8) * 0x1p-24;
         l[i] = (float)(2.0 * (sum - 6.0));
     }
     l[7] = l[40] = l[41];
@@ -70,14 +75,16 @@ TEST(top_k_and_top_p_leave_out_the_rest_and_keep_the_proportions) {
     const double top_p[] = {1e-6, 0.3, 0.5, 0.9, 0.999, 1.0};
     for (int k = 0; k < 7; k++)
         for (int p = 0; p < 6; p++) {
-            SamplerOptions o = {.temperature = 1.2, .top_k = top_k[k], .top_p = top_p[p], .seed = 17};
+            SamplerOptions o = {
+                .temperature = 1.2, .top_k = top_k[k], .top_p = top_p[p], .seed = 17};
             o.stream = (uint64_t)(k * 6 + p);
             assert_frequencies(l, MANY, &o);
         }
 }
 
-// sum over tokens of (seen - expected)^2 / expected has the chi-square distribution with V - 1 degrees of freedom:
-// mean 63, standard deviation sqrt(2 * 63) = 11.2; beyond 63 + 5 * 11.2 = 119 lies 2e-5 of it.
+// sum over tokens of (seen - expected)^2 / expected has the chi-square distribution with V - 1
+// degrees of freedom: mean 63, standard deviation sqrt(2 * 63) = 11.2; beyond 63 + 5 * 11.2 = 119
+// lies 2e-5 of it.
 TEST(the_whole_distribution_passes_a_chi_square_test) {
     float l[MANY];
     double p[MANY], chi_square = 0.0;
@@ -97,10 +104,12 @@ TEST(the_whole_distribution_passes_a_chi_square_test) {
 TEST(among_equal_logits_the_lower_tokens_are_kept) {
     float equal[MANY];
     for (int i = 0; i < MANY; i++) equal[i] = 1.5f;
-    SamplerOptions four = {.temperature = 1.0, .top_k = 4, .top_p = 1.0}, half = {.temperature = 1.0, .top_p = 0.5};
+    SamplerOptions four = {.temperature = 1.0, .top_k = 4, .top_p = 1.0},
+                   half = {.temperature = 1.0, .top_p = 0.5};
     int seen_by_k = 0, seen_by_p = 0;
     for (uint64_t i = 0; i < 1000; i++) {
-        const int32_t a = sample_from_logits(equal, MANY, &four, i), b = sample_from_logits(equal, MANY, &half, i);
+        const int32_t a = sample_from_logits(equal, MANY, &four, i),
+                      b = sample_from_logits(equal, MANY, &half, i);
         assert_in_range(a, 0, 3);
         assert_in_range(b, 0, MANY / 2 - 1);
         seen_by_k |= 1 << a;
@@ -108,7 +117,8 @@ TEST(among_equal_logits_the_lower_tokens_are_kept) {
     }
     assert_int_equal(seen_by_k, 15);
     assert_int_equal(seen_by_p, 1);
-    SamplerOptions greedy = {.temperature = 0.0, .top_p = 1}, tiny = {.temperature = 30.0, .top_p = 0x1p-20};
+    SamplerOptions greedy = {.temperature = 0.0, .top_p = 1},
+                   tiny = {.temperature = 30.0, .top_p = 0x1p-20};
     for (uint64_t i = 0; i < 100; i++) { // the most likely token, and of equal ones the first
         assert_int_equal(sample_from_logits(equal, MANY, &greedy, i), 0);
         assert_int_equal(sample_from_logits(equal, MANY, &tiny, i), 0);
@@ -119,12 +129,14 @@ TEST(among_equal_logits_the_lower_tokens_are_kept) {
 TEST(the_order_of_the_logits_does_not_change_the_set) {
     float orders[3][MANY]; // rising, falling, organ pipes
     for (int i = 0; i < MANY; i++)
-        orders[0][i] = (float)i, orders[1][i] = (float)-i, orders[2][i] = (float)(i < MANY / 2 ? i : MANY - i);
+        orders[0][i] = (float)i, orders[1][i] = (float)-i,
+        orders[2][i] = (float)(i < MANY / 2 ? i : MANY - i);
     SamplerOptions o = {.temperature = 8.0, .top_k = 20, .top_p = 0.7, .seed = 4};
     for (int i = 0; i < 3; i++) assert_frequencies(orders[i], MANY, &o);
 }
 
-// The long tail of a vocabulary: each token next to impossible, all of them together 50 of 100,000 draws +- 5 * 7.07.
+// The long tail of a vocabulary: each token next to impossible, all of them together 50 of 100,000
+// draws +- 5 * 7.07.
 TEST(rare_tokens_together_are_drawn_as_often_as_they_should) {
     enum { V = 2000, N = 100000 };
     static float l[V];
@@ -142,7 +154,8 @@ TEST(a_sample_is_a_function_of_seed_stream_and_place) {
     int by_stream = 0, by_seed = 0;
     b.stream = 2, c.seed = 4;
     for (uint64_t i = 0; i < 100; i++) {
-        assert_int_equal(sample_from_logits(logits, 5, &a, i), sample_from_logits(logits, 5, &a, i));
+        assert_int_equal(sample_from_logits(logits, 5, &a, i),
+                         sample_from_logits(logits, 5, &a, i));
         by_stream += sample_from_logits(logits, 5, &a, i) != sample_from_logits(logits, 5, &b, i);
         by_seed += sample_from_logits(logits, 5, &a, i) != sample_from_logits(logits, 5, &c, i);
     }
@@ -151,7 +164,8 @@ TEST(a_sample_is_a_function_of_seed_stream_and_place) {
 
 TEST(logits_that_are_not_finite_still_give_a_token) {
     const float bad[3] = {NAN, NAN, NAN}, lowest[3] = {-INFINITY, -INFINITY, -INFINITY};
-    const float mixed[4] = {NAN, 0.0f, -INFINITY, NAN}, huge[4] = {0.0f, INFINITY, -INFINITY, INFINITY};
+    const float mixed[4] = {NAN, 0.0f, -INFINITY, NAN},
+                huge[4] = {0.0f, INFINITY, -INFINITY, INFINITY};
     const double temperatures[] = {0.0, 1.0, 1e-300, 1e300};
     for (uint64_t i = 0; i < 96; i++) {
         SamplerOptions o = {.temperature = temperatures[i % 4], .top_k = (int64_t)(i / 4 % 3)};

@@ -4,12 +4,13 @@
 
 #include <math.h>
 
-static const ScheduleKind KINDS[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT, SCHEDULE_WSD,
-                                     SCHEDULE_TRAPEZOID};
+static const ScheduleKind KINDS[] = {SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT,
+                                     SCHEDULE_WSD, SCHEDULE_TRAPEZOID};
 enum { NUM_KINDS = sizeof KINDS / sizeof KINDS[0] };
 
 static Schedule schedule(ScheduleKind kind, double f, int64_t warmup, int64_t total) {
-    return (Schedule){.kind = kind, .max_lr = 6e-4, .final_fraction = f, .warmup = warmup, .total = total};
+    return (Schedule){
+        .kind = kind, .max_lr = 6e-4, .final_fraction = f, .warmup = warmup, .total = total};
 }
 
 TEST(the_last_step_has_the_final_lr_to_the_last_bit) {
@@ -30,7 +31,8 @@ TEST(warm_up_is_linear_and_reaches_the_maximum_exactly) {
         Schedule s = schedule(KINDS[k], 0.1, 7, 100);
         assert_true(schedule_lr(&s, -5) == schedule_lr(&s, 0));
         for (int64_t step = 0; step < 7; step++) {
-            // one division and one product: two roundings of half an ulp, relative error below 2^-52
+            // one division and one product: two roundings of half an ulp, relative error below
+            // 2^-52
             double expected = s.max_lr * (double)(step + 1) / 7.0;
             assert_true(fabs(schedule_lr(&s, step) - expected) <= 0x1p-51 * expected);
         }
@@ -53,11 +55,13 @@ TEST(after_the_warm_up_it_never_rises_and_stays_between_its_ends) {
 }
 
 TEST(the_formulas_hold_in_the_middle) {
-    // 101 steps, no warm-up: step 50 is p = 1/2. A dozen roundings: 1e-15 relative is ample, 1e-12 is asked.
+    // 101 steps, no warm-up: step 50 is p = 1/2. A dozen roundings: 1e-15 relative is ample, 1e-12
+    // is asked.
     const double f = 0.2, max = 6e-4, tolerance = 1e-12 * max;
     Schedule cosine = schedule(SCHEDULE_COSINE, f, 0, 101);
     assert_true(fabs(schedule_lr(&cosine, 50) - max * (f + (1 - f) * 0.5)) < tolerance);
-    assert_true(fabs(schedule_lr(&cosine, 25) - max * (f + (1 - f) * (1 + sqrt(0.5)) / 2)) < tolerance);
+    assert_true(fabs(schedule_lr(&cosine, 25) - max * (f + (1 - f) * (1 + sqrt(0.5)) / 2)) <
+                tolerance);
     Schedule linear = schedule(SCHEDULE_LINEAR, f, 0, 101);
     assert_true(fabs(schedule_lr(&linear, 50) - max * (1 - (1 - f) * 0.5)) < tolerance);
     Schedule constant = schedule(SCHEDULE_CONSTANT, f, 0, 101);
@@ -81,7 +85,8 @@ TEST(trapezoid_decays_linearly_over_the_last_65_percent) {
 }
 
 TEST(odd_lengths_give_finite_rates) {
-    const int64_t pairs[][2] = {{0, 0}, {0, 1}, {1, 1}, {5, 1}, {5, 5}, {9, 5}, {5, 6}, {0, 2}, {1, 2}, {700, 0}};
+    const int64_t pairs[][2] = {{0, 0}, {0, 1}, {1, 1}, {5, 1}, {5, 5},
+                                {9, 5}, {5, 6}, {0, 2}, {1, 2}, {700, 0}};
     for (int k = 0; k < NUM_KINDS; k++)
         for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
             Schedule s = schedule(KINDS[k], 0.1, pairs[i][0], pairs[i][1]);
@@ -111,7 +116,8 @@ TEST(a_peak_or_an_end_that_no_step_has_is_known) {
         {SCHEDULE_CONSTANT, 0.1, 5, 4, false, false}, {SCHEDULE_WSD, 0, 2, 100, true, true},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const Schedule s = schedule(cases[i].kind, cases[i].final_fraction, cases[i].warmup, cases[i].total);
+        const Schedule s =
+            schedule(cases[i].kind, cases[i].final_fraction, cases[i].warmup, cases[i].total);
         assert_int_equal(schedule_reaches_peak(&s), cases[i].peak);
         assert_int_equal(schedule_reaches_end(&s), cases[i].end);
     }

@@ -36,7 +36,8 @@ static const Shard *open_shard(int token_bytes) {
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
     ShardWriter *w = shard_writer_open(tmp_file("a.bin"), token_bytes, 0, -1, &err);
     assert_non_null(w);
-    assert_ok(shard_writer_append(w, token_bytes == 2 ? (const void *)narrow : tokens, TOKENS, &err));
+    assert_ok(
+        shard_writer_append(w, token_bytes == 2 ? (const void *)narrow : tokens, TOKENS, &err));
     assert_ok(shard_writer_commit(w, &err));
     shards_close(&set);
     assert_ok(shards_open(&set, tmp_file("a.bin"), 1, &err));
@@ -46,7 +47,8 @@ static const Shard *open_shard(int token_bytes) {
 TEST(tokens_of_both_widths_are_read_from_anywhere) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         const Shard *shard = open_shard(token_bytes);
-        const int64_t places[][2] = {{0, 1}, {1, 1000}, {TOKENS - 1, 1}, {TOKENS, 0}, {5, BLOCK - 1}, {BLOCK - 3, 7}};
+        const int64_t places[][2] = {{0, 1},      {1, 1000},      {TOKENS - 1, 1},
+                                     {TOKENS, 0}, {5, BLOCK - 1}, {BLOCK - 3, 7}};
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             const int64_t first = places[i][0], n = places[i][1];
             look.block[n] = 77;
@@ -80,7 +82,8 @@ TEST(the_first_bad_token_is_found_wherever_it_stands) {
         const uint32_t before = tokens[places[i]], last = tokens[TOKENS - 1];
         tokens[places[i]] = 60000, tokens[TOKENS - 1] = 60001;
         char expected[80];
-        snprintf(expected, sizeof expected, "token %d (byte %d) is %d, expected below the vocabulary, 50257", places[i],
+        snprintf(expected, sizeof expected,
+                 "token %d (byte %d) is %d, expected below the vocabulary, 50257", places[i],
                  1024 + 2 * places[i], places[i] == TOKENS - 1 ? 60001 : 60000);
         assert_error(scan_shard(&look, open_shard(2), 50257, -1, &err), expected);
         tokens[places[i]] = before, tokens[TOKENS - 1] = last;

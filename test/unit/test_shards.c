@@ -1,5 +1,5 @@
-// Token shards: what is written is read back, windows tile the files, and no file, however broken, does more than
-// leave a message.
+// Token shards: what is written is read back, windows tile the files, and no file, however broken,
+// does more than leave a message.
 
 #include "llmc/data/shards.h"
 #include "test/fixture.h"
@@ -8,7 +8,8 @@
 
 static Error err;
 
-// ----------------------------------------------------------------------------------------------------------- helpers
+// -------------------------------------------------------------------------------------------------
+// helpers
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
 
@@ -28,24 +29,28 @@ static const void *counting_tokens(int token_bytes, int64_t n, int64_t first) {
     static uint16_t narrow[MOST_TOKENS];
     static uint32_t wide[MOST_TOKENS];
     assert_in_range(n, 0, MOST_TOKENS);
-    for (int64_t i = 0; i < n; i++) narrow[i] = (uint16_t)(first + i), wide[i] = (uint32_t)(first + i);
+    for (int64_t i = 0; i < n; i++)
+        narrow[i] = (uint16_t)(first + i), wide[i] = (uint32_t)(first + i);
     return token_bytes == 2 ? (const void *)narrow : (const void *)wide;
 }
 
 // A shard made here, byte by byte (ShardWriter has tests of its own, and its fsync is slow).
-static const char *make_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n, int64_t first) {
+static const char *make_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot,
+                              int64_t n, int64_t first) {
     unsigned char bytes[SHARD_HEADER_BYTES + 4 * MOST_TOKENS] = {0};
-    int32_t h[8] = {SHARD_MAGIC, token_bytes == 2 ? 1 : 2, token_bytes == 2 ? (int32_t)n : 4, (int32_t)vocab};
+    int32_t h[8] = {SHARD_MAGIC, token_bytes == 2 ? 1 : 2, token_bytes == 2 ? (int32_t)n : 4,
+                    (int32_t)vocab};
     h[6] = (int32_t)eot + 1;
     if (token_bytes == 4) memcpy(&h[4], &n, sizeof n);
     memcpy(bytes, h, sizeof h);
-    memcpy(bytes + SHARD_HEADER_BYTES, counting_tokens(token_bytes, n, first), (size_t)(n * token_bytes));
+    memcpy(bytes + SHARD_HEADER_BYTES, counting_tokens(token_bytes, n, first),
+           (size_t)(n * token_bytes));
     write_bytes(tmp_file(name), bytes, SHARD_HEADER_BYTES + (size_t)(n * token_bytes));
     return tmp_file(name);
 }
 
-static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot, int64_t n,
-                                int64_t first) {
+static const char *commit_shard(const char *name, int token_bytes, int64_t vocab, int64_t eot,
+                                int64_t n, int64_t first) {
     ShardWriter *w = shard_writer_open(tmp_file(name), token_bytes, vocab, eot, &err);
     assert_non_null(w);
     const char *tokens = counting_tokens(token_bytes, n, first);
@@ -63,7 +68,8 @@ static void assert_open_fails(const char *pattern, int64_t T, const char *const 
     assert_null(set.shards);
     shards_close(&set);
 }
-#define ASSERT_OPEN_FAILS(pattern, T, ...) assert_open_fails(pattern, T, (const char *const[]){__VA_ARGS__, NULL})
+#define ASSERT_OPEN_FAILS(pattern, T, ...)                                                         \
+    assert_open_fails(pattern, T, (const char *const[]){__VA_ARGS__, NULL})
 
 static ShardSet open_shards(const char *pattern, int64_t T) {
     ShardSet set;
@@ -71,7 +77,8 @@ static ShardSet open_shards(const char *pattern, int64_t T) {
     return set;
 }
 
-// ----------------------------------------------------------------------------------------------------------- reading
+// -------------------------------------------------------------------------------------------------
+// reading
 
 TEST(a_written_shard_is_read_back) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
@@ -120,7 +127,8 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
     assert_int_equal(set.vocab, 300);
     assert_int_equal(set.eot, 7);
     const int first_token[6] = {0, 10, 20, 2000, 2010, 3000};
-    const char *const name[6] = {"s_000.bin", "s_000.bin", "s_000.bin", "s_002.bin", "s_002.bin", "s_003.bin"};
+    const char *const name[6] = {"s_000.bin", "s_000.bin", "s_000.bin",
+                                 "s_002.bin", "s_002.bin", "s_003.bin"};
     for (int64_t w = 0; w < 6; w++) {
         uint16_t out[11];
         assert_true(shards_read_window(&set, w, 65536, out, &err));
@@ -135,25 +143,30 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
 
 TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
-        AUTO(shards_close) ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
+        AUTO(shards_close)
+        ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
         uint32_t out[101];
         assert_true(shards_read_window(&set, 2, 301, out, &err)); // tokens 200..300
         assert_error(shards_read_window(&set, 2, 300, out, &err),
                      "v.bin: token 300 is 300, expected below the vocabulary size 300");
-        assert_error(shards_read_window(&set, 5, 256, out, &err), "v.bin: token 500 is 500"); // of 101 bad ones
+        assert_error(shards_read_window(&set, 5, 256, out, &err),
+                     "v.bin: token 500 is 500"); // of 101 bad ones
     }
     AUTO(shards_close)
-    ShardSet set = open_shards(make_shard("n.bin", 4, 0, -1, 100, -1), 10); // the first token is 0xFFFFFFFF
+    // the first token is 0xFFFFFFFF
+    ShardSet set = open_shards(make_shard("n.bin", 4, 0, -1, 100, -1), 10);
     uint32_t out[11];
     assert_error(shards_read_window(&set, 0, 50257, out, &err), "token 0 is 4294967295");
 }
 
 TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
-    const int64_t tokens = 2500000001; // 5 GB, all hole but the header and the last 8 bytes; windows of 1000 fit
+    // 5 GB, all hole but the header and the last 8 bytes; windows of 1000 fit
+    const int64_t tokens = 2500000001;
     int32_t h[8] = {SHARD_MAGIC, 2, 2};
     memcpy(&h[4], &tokens, sizeof tokens);
     const char *path = write_header("large.bin", h, 1024);
-    if (truncate(path, 1024 + 2 * tokens) != 0) skip(); // a file system without sparse or large files
+    if (truncate(path, 1024 + 2 * tokens) != 0)
+        skip(); // a file system without sparse or large files
     int fd = open(path, O_WRONLY);
     const uint16_t last[4] = {1, 2, 3, 4};
     assert_int_equal(pwrite(fd, last, sizeof last, 1024 + 2 * (tokens - 4)), 8);
@@ -188,7 +201,8 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
     limit_resource(RLIMIT_NOFILE, before.rlim_cur);
 }
 
-// ----------------------------------------------------------------------------------------------------- hostile files
+// -------------------------------------------------------------------------------------------------
+// hostile files
 
 static void assert_beside(const char *train, const char *expected) {
     char *found = shards_validation_pattern(train);
@@ -199,7 +213,8 @@ static void assert_beside(const char *train, const char *expected) {
 TEST(validation_shards_have_val_in_their_name_for_train) {
     assert_beside("data/shards/train_*.bin", "data/shards/val_*.bin");
     assert_beside("train_000000.bin", "val_*.bin");
-    assert_beside("dev/data/fineweb10B/fineweb_train_*.bin", "dev/data/fineweb10B/fineweb_val_*.bin");
+    assert_beside("dev/data/fineweb10B/fineweb_train_*.bin",
+                  "dev/data/fineweb10B/fineweb_val_*.bin");
     assert_beside("fineweb_train_00000[1-5].bin", "fineweb_val_*.bin");
     assert_beside("a/tiny_shakespeare_train.bin", "a/tiny_shakespeare_val.bin");
     assert_beside("a/*train_*.bin", "a/*val_*.bin");
@@ -221,8 +236,8 @@ TEST(files_are_the_same_whatever_their_names) {
     snprintf(hard, sizeof hard, "%s", tmp_file("c.bin"));
     assert_int_equal(link(hard, tmp_file("d2.bin")), 0);
     AUTO(shards_close)
-    ShardSet all = open_shards(tmp_file("[abc].bin"), 10), linked = open_shards(tmp_file("d*.bin"), 10),
-             a = open_shards(tmp_file("a.bin"), 10);
+    ShardSet all = open_shards(tmp_file("[abc].bin"), 10),
+             linked = open_shards(tmp_file("d*.bin"), 10), a = open_shards(tmp_file("a.bin"), 10);
     const ShardsInBoth both = shards_in_both(&all, &linked);
     assert_int_equal(both.count, 2);
     assert_string_equal(both.first, tmp_file("b.bin"));
@@ -247,7 +262,8 @@ TEST(a_copy_of_a_shard_is_the_same_data) {
     assert_int_equal(shards_in_both(&a, &c).count, 0);
 }
 
-// Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6 end-of-text + 1.
+// Field 2 counts tokens in version 1, bytes per token in version 2; 3 is the vocabulary, 6
+// end-of-text + 1.
 static uint64_t fingerprint_of(const char *pattern) {
     ShardSet set;
     assert_ok(shards_open(&set, pattern, 8, &err));
@@ -289,7 +305,8 @@ TEST(a_change_anywhere_in_shards_that_are_read_whole_changes_their_contents) {
     memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
     write_bytes(tmp_file("a_0.bin"), bytes, BYTES);
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
-    const uint64_t same = contents_of(tmp_file("a_*.bin")), fingerprint = fingerprint_of(tmp_file("a_*.bin"));
+    const uint64_t same = contents_of(tmp_file("a_*.bin")),
+                   fingerprint = fingerprint_of(tmp_file("a_*.bin"));
     for (size_t place = SHARD_HEADER_BYTES; place < BYTES; place += 99991) {
         bytes[place] ^= 1;
         write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
@@ -320,12 +337,14 @@ TEST(a_larger_shard_that_was_written_again_has_other_contents) {
 
 TEST(counts_that_overflow_are_refused) {
     // Times 2 or 4 these wrap to small or negative sizes.
-    const uint64_t counts[] = {1ull << 63, 1ull << 62, 1ull << 61, (1ull << 63) - 1, UINT64_MAX, (1ull << 62) + 64};
+    const uint64_t counts[] = {1ull << 63,       1ull << 62, 1ull << 61,
+                               (1ull << 63) - 1, UINT64_MAX, (1ull << 62) + 64};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
             int32_t h[8] = {SHARD_MAGIC, 2, token_bytes};
             memcpy(&h[4], &counts[i], 8);
-            ASSERT_OPEN_FAILS(write_header("huge.bin", h, 1024 + 256), 8, "huge.bin", "token count", "header field 4");
+            ASSERT_OPEN_FAILS(write_header("huge.bin", h, 1024 + 256), 8, "huge.bin", "token count",
+                              "header field 4");
         }
     }
 }
@@ -335,7 +354,8 @@ TEST(shards_that_contradict_each_other_are_refused) {
     make_shard("c_1.bin", 2, 301, 5, 100, 0);
     ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: vocabulary is 301", "c_0.bin states 300");
     make_shard("c_1.bin", 2, 300, 6, 100, 0);
-    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: end-of-text token is 6", "c_0.bin states 5");
+    ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: end-of-text token is 6",
+                      "c_0.bin states 5");
     make_shard("c_1.bin", 4, 300, 5, 100, 0);
     ASSERT_OPEN_FAILS(tmp_file("c_*.bin"), 8, "c_1.bin: bytes per token is 4", "c_0.bin states 2");
 }
@@ -343,7 +363,8 @@ TEST(shards_that_contradict_each_other_are_refused) {
 TEST(a_T_longer_than_every_file_is_refused) {
     make_shard("t_0.bin", 2, 0, -1, 40, 0);
     make_shard("t_1.bin", 2, 0, -1, 64, 0);
-    ASSERT_OPEN_FAILS(tmp_file("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64", "at least 65");
+    ASSERT_OPEN_FAILS(tmp_file("t_*.bin"), 64, "t_1.bin", "64 tokens", "the most", "T = 64",
+                      "at least 65");
     ASSERT_OPEN_FAILS(tmp_file("t_0.bin"), INT64_MAX / 2, "t_0.bin", "40 tokens");
     ASSERT_OPEN_FAILS(make_shard("empty.bin", 2, 0, -1, 0, 0), 1, "empty.bin", "0 tokens");
     AUTO(shards_close) ShardSet set = open_shards(tmp_file("t_*.bin"), 63);
@@ -360,7 +381,8 @@ TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
                  "shrink.bin: cannot read 101 tokens at token 100: the file has become shorter");
 }
 
-// ----------------------------------------------------------------------------------------------------------- writing
+// -------------------------------------------------------------------------------------------------
+// writing
 
 TEST(until_it_is_committed_a_file_is_no_shard) {
     const char *path = tmp_file("w.bin");
@@ -370,7 +392,8 @@ TEST(until_it_is_committed_a_file_is_no_shard) {
     shard_writer_leave(w);
     ASSERT_OPEN_FAILS(path, 1, "w.bin", "not a token shard", "magic number");
     assert_non_null(w = shard_writer_open(path, 2, 0, -1, &err));
-    assert_true(shard_writer_append(w, (uint16_t[3]){1, 3, 4}, 3, &err) && shard_writer_commit(w, &err));
+    assert_true(shard_writer_append(w, (uint16_t[3]){1, 3, 4}, 3, &err) &&
+                shard_writer_commit(w, &err));
     AUTO(shards_close) ShardSet set = open_shards(path, 2);
     uint16_t tokens[3];
     assert_int_equal(set.num_tokens, 3);

@@ -1,4 +1,5 @@
-// The data order: a permutation for every n and key, other orders for other keys and epochs, nothing favoured.
+// The data order: a permutation for every n and key, other orders for other keys and epochs,
+// nothing favoured.
 
 #include "llmc/data/dataloader.h"
 #include "test/test.h"
@@ -43,13 +44,14 @@ TEST(a_huge_n_stays_inside_and_never_collides) {
     }
 }
 
-// How many of n positions hold the same value in two random permutations: Poisson with mean 1 for large n. More than 15
-// has a probability below 1e-13.
+// How many of n positions hold the same value in two random permutations: Poisson with mean 1 for
+// large n. More than 15 has a probability below 1e-13.
 static void assert_unrelated(int64_t same) { assert_in_range(same, 0, 15); }
 
 TEST(other_keys_and_seeds_give_other_orders) {
     int64_t same_seed = 0;
-    for (int64_t p = 0; p < 3000; p++) same_seed += shuffle_window(p, 3000, 1) == shuffle_window(p, 3000, 2);
+    for (int64_t p = 0; p < 3000; p++)
+        same_seed += shuffle_window(p, 3000, 1) == shuffle_window(p, 3000, 2);
     assert_unrelated(same_seed);
     for (uint64_t key = 0; key < 20; key++) {
         int64_t same = 0, same_high = 0;
@@ -82,11 +84,13 @@ TEST(every_epoch_reads_everything_once_in_another_order) {
     }
 }
 
-// Chi-square of counts[n] against `expected` each. For a uniform source it has n-1 degrees of freedom and passes
-// df + 2 sqrt(20 df) + 40 with probability below exp(-20) = 2e-9 (Laurent and Massart, 2000, lemma 1).
+// Chi-square of counts[n] against `expected` each. For a uniform source it has n-1 degrees of
+// freedom and passes df + 2 sqrt(20 df) + 40 with probability below exp(-20) = 2e-9 (Laurent and
+// Massart, 2000, lemma 1).
 static void assert_uniform(const int64_t *counts, int64_t n, double expected) {
     double chi2 = 0, df = (double)(n - 1);
-    for (int64_t i = 0; i < n; i++) chi2 += ((double)counts[i] - expected) * ((double)counts[i] - expected) / expected;
+    for (int64_t i = 0; i < n; i++)
+        chi2 += ((double)counts[i] - expected) * ((double)counts[i] - expected) / expected;
     assert_true(chi2 < df + 2 * sqrt(20 * df) + 40);
 }
 
@@ -103,7 +107,8 @@ TEST(a_position_gets_every_window_equally_often) {
 }
 
 TEST(neighbours_in_the_data_are_not_neighbours_in_the_order) {
-    // The distance from one position to the next, modulo n, is any of 1..n-1: a shuffle that keeps runs fails here.
+    // The distance from one position to the next, modulo n, is any of 1..n-1: a shuffle that keeps
+    // runs fails here.
     enum { N = 1 << 16, BINS = 64 };
     int64_t counts[BINS] = {0};
     for (int64_t p = 0; p + 1 < N; p++) {
@@ -116,5 +121,6 @@ TEST(neighbours_in_the_data_are_not_neighbours_in_the_order) {
 TEST(the_order_of_earlier_versions_is_kept) {
     // A checkpoint stores a position only: these values may never change.
     const int64_t expected[] = {436, 673, 202, 156, 190, 731, 322, 675};
-    for (int64_t p = 0; p < 8; p++) assert_int_equal(shuffle_window(p + 995, 1000, 1337), expected[p]);
+    for (int64_t p = 0; p < 8; p++)
+        assert_int_equal(shuffle_window(p + 995, 1000, 1337), expected[p]);
 }

@@ -1,5 +1,5 @@
-// Signals, each case in a child process: what it asks for, and what it says. That each of them ends a run, and how:
-// test/e2e/test_resume.py; a pipe that nobody reads: test/e2e/test_generation.py.
+// Signals, each case in a child process: what it asks for, and what it says. That each of them ends
+// a run, and how: test/e2e/test_resume.py; a pipe that nobody reads: test/e2e/test_generation.py.
 #include "llmc/base/error.h"
 #include "llmc/base/signals.h"
 #include "test/fixture.h"
@@ -14,7 +14,8 @@ static bool read_across_a_signal(void) {
     if (pipe(ends) != 0) return false;
     pid_t parent = getpid(), child = fork();
     if (child == 0) {
-        usleep(50000); // lets the parent enter read; when it did not, the test passes without its point
+        usleep(50000); // lets the parent enter read; when it did not, the test passes without its
+                       // point
         kill(parent, SIGUSR1);
         usleep(20000);
         _exit(write(ends[1], "x", 1) == 1 ? 0 : 1);
@@ -43,7 +44,11 @@ static int run(void *context) {
 TEST(the_first_signal_is_pending_and_ends_nothing) {
     static Case cases[] = {
         {"no signal", {0}, 0, "", NULL},
-        {"SIGTERM, however often", {SIGTERM, SIGTERM, SIGTERM, SIGTERM, SIGTERM, SIGUSR1}, SIGTERM, "", NULL},
+        {"SIGTERM, however often",
+         {SIGTERM, SIGTERM, SIGTERM, SIGTERM, SIGTERM, SIGUSR1},
+         SIGTERM,
+         "",
+         NULL},
         {"a SIGINT", {SIGINT}, SIGINT, "SIGINT: stopping; Ctrl-C again ends at once", NULL},
         {"a SIGINT after SIGTERM, which is no second one", {SIGTERM, SIGINT}, SIGTERM, "", NULL},
         {"a system call, which is restarted", {0}, SIGUSR1, "", read_across_a_signal},
@@ -56,7 +61,8 @@ TEST(the_first_signal_is_pending_and_ends_nothing) {
     }
 }
 
-// The bytes of a stack of 64 KiB that a call which raises the signal leaves as they were, from its far end.
+// The bytes of a stack of 64 KiB that a call which raises the signal leaves as they were, from its
+// far end.
 static char small_stack[64 << 10];
 static int raised_there;
 static ucontext_t outside, inside;
@@ -75,8 +81,8 @@ static size_t untouched_by(int number) {
     return n;
 }
 
-// Of a signal that is ignored the stack keeps what raise itself needs. A handler on the same stack would write at
-// least the registers that the kernel saves for it, more than 500 bytes.
+// Of a signal that is ignored the stack keeps what raise itself needs. A handler on the same stack
+// would write at least the registers that the kernel saves for it, more than 500 bytes.
 static int handle_elsewhere(void *unused) {
     (void)unused;
     signals_install();

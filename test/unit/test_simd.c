@@ -1,4 +1,5 @@
-// The vector vocabulary of the CPU backend, lane by lane against scalar C: a program for each copy of the vector code.
+// The vector vocabulary of the CPU backend, lane by lane against scalar C: a program for each copy
+// of the vector code.
 
 #include "llmc/base/random.h"
 #include "llmc/cpu/stochastic_rounding.h"
@@ -20,16 +21,18 @@ static uint32_t to_bits(float x) {
 }
 static V random_lanes(uint64_t index) {
     V x;
-    for (int i = 0; i < LANES; i++) x[i] = 2.0f * philox_uniform(philox(1, 2, index * LANES + (uint64_t)i).v[0]) - 1.0f;
+    for (int i = 0; i < LANES; i++)
+        x[i] = 2.0f * philox_uniform(philox(1, 2, index * LANES + (uint64_t)i).v[0]) - 1.0f;
     return x;
 }
 
-// ---------------------------------------------------------------------------------------------------------------- exp
+// -------------------------------------------------------------------------------------------------
+// exp
 
 TEST(exp_is_within_1e_7_of_the_exact_value) {
-    // e^r = 1 + t with t = r + r^2 q(r). The polynomial is fitted to 3e-9. Rounding 1 + t costs half an ulp: 2^-24 =
-    // 6e-8 of a result above 1, 2^-25 / 0.70 = 4.3e-8 of one below. t is off by half an ulp of 0.41 itself, 2^-26
-    // = 1.5e-8, and by as much again from r. Together 9.3e-8.
+    // e^r = 1 + t with t = r + r^2 q(r). The polynomial is fitted to 3e-9. Rounding 1 + t costs
+    // half an ulp: 2^-24 = 6e-8 of a result above 1, 2^-25 / 0.70 = 4.3e-8 of one below. t is off
+    // by half an ulp of 0.41 itself, 2^-26 = 1.5e-8, and by as much again from r. Together 9.3e-8.
     double worst = 0.0;
     const float from = LANES == 16 ? -87.3f : -86.9f; // below -87 the other copies give 0
     for (int64_t n = 0; n < 5860000; n += LANES) {    // to 88.5 or more
@@ -48,15 +51,18 @@ TEST(exp_is_within_1e_7_of_the_exact_value) {
 TEST(exp_saturates_to_zero_and_infinity_and_nan_stays_in_its_lane) {
     const float low[] = {-104.0f, -105.0f, -1e4f, -1e30f, -INFINITY};
     const float high[] = {88.73f, 89.0f, 90.0f, 1e4f, 1e30f, INFINITY};
-    for (size_t i = 0; i < sizeof low / sizeof *low; i++) assert_true(vexp(vsplat(low[i]))[LANES - 1] == 0.0f);
-    for (size_t i = 0; i < sizeof high / sizeof *high; i++) assert_true(vexp(vsplat(high[i]))[LANES - 1] == INFINITY);
+    for (size_t i = 0; i < sizeof low / sizeof *low; i++)
+        assert_true(vexp(vsplat(low[i]))[LANES - 1] == 0.0f);
+    for (size_t i = 0; i < sizeof high / sizeof *high; i++)
+        assert_true(vexp(vsplat(high[i]))[LANES - 1] == INFINITY);
     V x = vzero();
     x[3] = NAN;
     V y = vexp(x);
     for (int i = 0; i < LANES; i++) assert_true(i == 3 ? isnan(y[i]) : y[i] == 1.0f);
 }
 
-// --------------------------------------------------------------------------------------------------------------- tails
+// -------------------------------------------------------------------------------------------------
+// tails
 
 TEST(each_lanes_visits_every_element_once) {
     for (int64_t n = 0; n <= 50; n++) {
@@ -83,7 +89,8 @@ TEST(partial_loads_and_stores_take_the_first_lanes_only) {
         uint16_t h[LANES] = {0};
         vstore_first(n, f, 0, x, DTYPE_FP32);
         vstore_first(n, h, 0, x, DTYPE_BF16);
-        const V y = vload_first(n, whole, 0, DTYPE_FP32), z = vload_first(n, whole_bf16, 0, DTYPE_BF16);
+        const V y = vload_first(n, whole, 0, DTYPE_FP32),
+                z = vload_first(n, whole_bf16, 0, DTYPE_BF16);
         const V chosen = vfirst(n, vsplat(1.0f), vsplat(2.0f));
         for (int i = 0; i < LANES; i++) {
             assert_true(f[i] == (i < n ? whole[i] : 0.0f) && y[i] == f[i]);
@@ -107,13 +114,16 @@ TEST(tails_touch_nothing_behind_the_array) {
     munmap(pages, 2 * page);
 }
 
-// ---------------------------------------------------------------------------------------------------------------- bf16
+// -------------------------------------------------------------------------------------------------
+// bf16
 
 // Except that denormals become 0.
-static uint16_t expected_bf16(float x) { return fabsf(x) < 0x1p-126f ? signbit(x) ? 0x8000 : 0 : float_to_bf16(x); }
+static uint16_t expected_bf16(float x) {
+    return fabsf(x) < 0x1p-126f ? signbit(x) ? 0x8000 : 0 : float_to_bf16(x);
+}
 
-// Every bf16 pattern with lower halves around nothing, a tie and the next number: all signs, exponents, infinities,
-// NaN.
+// Every bf16 pattern with lower halves around nothing, a tie and the next number: all signs,
+// exponents, infinities, NaN.
 TEST(rounding_to_bf16_is_that_of_the_scalar_code) {
     const uint32_t lower[] = {0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
     for (uint32_t upper = 0; upper < 0x10000; upper += LANES)
@@ -166,7 +176,8 @@ TEST(dot_products_of_pairs_add_both_products) {
 
 #endif
 
-// ------------------------------------------------------------------------------------------------- sums over the lanes
+// -------------------------------------------------------------------------------------------------
+// sums over the lanes
 
 TEST(lanes_are_summed_as_a_tree_of_halves) {
     for (uint64_t trial = 0; trial < 100; trial++) {
@@ -175,7 +186,8 @@ TEST(lanes_are_summed_as_a_tree_of_halves) {
         for (int i = 0; i < LANES; i++) tree[i] = x[i];
         for (int half = LANES / 2; half >= 1; half /= 2)
             for (int i = 0; i < half; i++) tree[i] += tree[i + half];
-        assert_int_equal(to_bits(vsum(x)), to_bits(tree[0])); // the very bits: a sum in another order differs
+        assert_int_equal(to_bits(vsum(x)),
+                         to_bits(tree[0])); // the very bits: a sum in another order differs
     }
     V infinite = vzero();
     infinite[LANES / 2 - 1] = INFINITY;
@@ -193,7 +205,8 @@ TEST(the_largest_lane_is_found_wherever_it_is) {
     assert_true(vmax_lane(vsplat(-INFINITY)) == -INFINITY);
 }
 
-// ------------------------------------------------------------------------------------------------- lane by lane, exact
+// -------------------------------------------------------------------------------------------------
+// lane by lane, exact
 
 TEST(max_and_min_take_the_second_argument_where_one_is_nan) {
     V a = random_lanes(1), b = random_lanes(2);
@@ -202,17 +215,21 @@ TEST(max_and_min_take_the_second_argument_where_one_is_nan) {
     V high = vmax(a, b), low = vmin(a, b);
     assert_true(high[0] == b[0] && low[0] == b[0]);
     assert_true(isnan(high[1]) && isnan(low[1]));
-    for (int i = 2; i < LANES; i++) assert_true(high[i] == fmaxf(a[i], b[i]) && low[i] == fminf(a[i], b[i]));
+    for (int i = 2; i < LANES; i++)
+        assert_true(high[i] == fmaxf(a[i], b[i]) && low[i] == fminf(a[i], b[i]));
 }
 
 TEST(arithmetic_is_rounded_as_the_scalar_one) {
-    const V a = random_lanes(4), b = random_lanes(5), c = random_lanes(6), fma = vfma(a, b, c), root = vsqrt(a + 1.0f);
+    const V a = random_lanes(4), b = random_lanes(5), c = random_lanes(6), fma = vfma(a, b, c),
+            root = vsqrt(a + 1.0f);
     for (int i = 0; i < LANES; i++) {
         assert_true(root[i] == sqrtf(a[i] + 1.0f));
         // A product and a sum below 2 in magnitude, each rounded at most once.
-        assert_true(fabs((double)fma[i] - ((double)a[i] * (double)b[i] + (double)c[i])) <= 2 * 0x1p-24);
+        assert_true(fabs((double)fma[i] - ((double)a[i] * (double)b[i] + (double)c[i])) <=
+                    2 * 0x1p-24);
     }
-    const float in[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 3.49f, -149.51f}, want[] = {0, 2, 2, 0, -2, 3, -150};
+    const float in[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 3.49f, -149.51f},
+                want[] = {0, 2, 2, 0, -2, 3, -150};
     for (size_t i = 0; i < sizeof in / sizeof *in; i++)
         assert_true(vround(vsplat(in[i]))[2] == want[i]); // ties to even
 }
@@ -243,7 +260,8 @@ TEST(products_of_lower_words_keep_all_64_bits) {
         for (int i = 0; i < LANES / 2; i++)
             a[i] = 0xABCDEF0100000000u + (uint32_t)i * 0x24924924u; // upper words do not count
         const VWide got = vmul_low(a, factors[f]);
-        for (int i = 0; i < LANES / 2; i++) assert_true(got[i] == (uint64_t)(uint32_t)a[i] * factors[f]);
+        for (int i = 0; i < LANES / 2; i++)
+            assert_true(got[i] == (uint64_t)(uint32_t)a[i] * factors[f]);
     }
 }
 

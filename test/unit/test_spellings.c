@@ -1,4 +1,5 @@
-// The automaton of added tokens against the definition of what it finds, on short texts of few letters.
+// The automaton of added tokens against the definition of what it finds, on short texts of few
+// letters.
 #include "llmc/base/arithmetic.h"
 #include "llmc/text/spellings.h"
 #include "test/test.h"
@@ -52,7 +53,8 @@ TEST(the_first_and_longest_spelling_is_found_and_the_places_that_one_crosses) {
         char text[TEXT];
         make_words(&w, &seed);
         const int64_t n = 1 + draw(&seed, TEXT - 1);
-        for (int64_t i = 0; i < n; i++) text[i] = (char)('a' + draw(&seed, 2) + draw(&seed, 20) / 19);
+        for (int64_t i = 0; i < n; i++)
+            text[i] = (char)('a' + draw(&seed, 2) + draw(&seed, 20) / 19);
         Spellings *s = spellings_new(w.list, w.n);
 
         int64_t at, first = 0;
@@ -63,7 +65,8 @@ TEST(the_first_and_longest_spelling_is_found_and_the_places_that_one_crosses) {
         if (first < n) assert_int_equal(found, 100 + longest_at(&w, text, n, first));
 
         bool crossed[TEXT] = {false};
-        const int64_t low = draw(&seed, (uint32_t)n), high = low + 1 + draw(&seed, (uint32_t)(n - low));
+        const int64_t low = draw(&seed, (uint32_t)n),
+                      high = low + 1 + draw(&seed, (uint32_t)(n - low));
         spellings_mark_crossed(s, text, n, low, high, crossed);
         for (int64_t m = low; m < high; m++)
             if (crossed[m - low] != is_crossed(&w, text, n, m))

@@ -1,4 +1,5 @@
-// The summary at the end of a run: which steps count, exact order statistics, what is left out when it is not known.
+// The summary at the end of a run: which steps count, exact order statistics, what is left out when
+// it is not known.
 #include "llmc/log/run_summary.h"
 #include "test/fixture.h"
 
@@ -50,14 +51,16 @@ static void assert_near(double x, double expected) { // step times are kept as f
 TEST(the_lines_are_those_of_the_header) {
     run_summary_energy(&s, 1e9);
     for (int i = 0; i < 5000; i++)
-        run_summary_step(&s, i % 50 == 7 ? 0.7312 : 0.718, 524288, 0.423 / (i % 50 == 7 ? 0.7312 : 0.718));
+        run_summary_step(&s, i % 50 == 7 ? 0.7312 : 0.718, 524288,
+                         0.423 / (i % 50 == 7 ? 0.7312 : 0.718));
     run_summary_validation(&s, 4500, 3.29);
     run_summary_validation(&s, 4750, 3.2811);
     run_summary_validation(&s, 5000, 3.30);
     run_summary_energy(&s, 1e9 + 0.7123 * 3.6e6);
-    assert_printed("summary     5000 steps, 2.621B tokens, 59m51s in steps | median 730.2K tok/s, mfu 58.9% | "
-                   "step p50 718.0 ms, p99 731.2 ms\n"
-                   "            best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens\n");
+    assert_printed(
+        "summary     5000 steps, 2.621B tokens, 59m51s in steps | median 730.2K tok/s, mfu 58.9% | "
+        "step p50 718.0 ms, p99 731.2 ms\n"
+        "            best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens\n");
 }
 
 TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
@@ -75,7 +78,8 @@ TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
 
 TEST(a_single_step_is_all_there_is) {
     run_summary_step(&s, 0.25, 1000, 0);
-    assert_printed("summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step p50 250.0 ms, p99 "
+    assert_printed("summary     1 step, 1.000K tokens, 0.2s in steps | median 4.000K tok/s | step "
+                   "p50 250.0 ms, p99 "
                    "250.0 ms\n");
     cJSON *object = json_of_summary();
     assert_near(json_number(object, "ms_p99"), 250.0);
@@ -87,7 +91,8 @@ TEST(what_is_not_known_is_left_out) {
     run_summary_energy(&s, 0);   // the sensor has no counter
     run_summary_energy(&s, 500); // one value is no difference
     run_summary_validation(&s, 3, (double)NAN);
-    assert_absent((const char *[]){"mfu_p50", "best_val_loss", "best_val_step", "energy_joules"}, 4);
+    assert_absent((const char *[]){"mfu_p50", "best_val_loss", "best_val_step", "energy_joules"},
+                  4);
 }
 
 TEST(a_counter_that_starts_anew_gives_no_energy) {
@@ -114,10 +119,12 @@ TEST(the_time_of_a_step_is_that_of_the_last_half_minute) {
     for (int i = 0; i < 3000; i++) step_time_add(&t, 0.1);
     step_time_add(&t, 3.0); // one slow step is one of 300
     assert_true(t.mean > 0.1 && t.mean < 0.115);
-    for (int i = 0; i < 600; i++) step_time_add(&t, 0.2); // from now on all are slower: two minutes later that is known
+    for (int i = 0; i < 600; i++)
+        step_time_add(&t, 0.2); // from now on all are slower: two minutes later that is known
     assert_float_equal(t.mean, 0.2, 0.005);
     t = (StepTime){0};
-    const double minutes[] = {100.0, 60.0, 80.0}; // steps longer than the window: the last one counts most
+    const double minutes[] = {100.0, 60.0,
+                              80.0}; // steps longer than the window: the last one counts most
     for (int i = 0; i < 3; i++) step_time_add(&t, minutes[i]);
     assert_true(t.mean > 75.0 && t.mean < 80.0);
 }

@@ -1,5 +1,6 @@
-// Event files for TensorBoard: framing and checksums against a reader written here from the format's description, what
-// a full disk leaves, the names that files get. That the real TensorBoard reads them: test/e2e/test_watching.py.
+// Event files for TensorBoard: framing and checksums against a reader written here from the
+// format's description, what a full disk leaves, the names that files get. That the real
+// TensorBoard reads them: test/e2e/test_watching.py.
 #include "llmc/log/runlog.h"
 #include "llmc/log/tensorboard.h"
 #include "test/fixture.h"
@@ -10,7 +11,8 @@
 
 static Error err;
 
-// ------------------------------------------------------------------------------------------------------------ helpers
+// -------------------------------------------------------------------------------------------------
+// helpers
 
 // CRC-32C one bit at a time, without a table.
 static uint32_t crc32c(const uint8_t *data, size_t n) {
@@ -43,7 +45,8 @@ static struct {
     size_t size, at;
 } file; // the only event file of the directory, and how far it was read
 
-// Its next event and the length of it; NULL at the end. Fails where a length or a checksum is wrong.
+// Its next event and the length of it; NULL at the end. Fails where a length or a checksum is
+// wrong.
 static const uint8_t *next_event(uint64_t *length) {
     char names[4][256] = {""};
     uint32_t crc;
@@ -97,10 +100,12 @@ static void one_scalar(TensorBoard *tb, int64_t step, const char *tag, double va
     if (!tensorboard_end(tb, &err)) fail_msg("%s", err.text);
 }
 
-// --------------------------------------------------------------------------------------------------------------- tests
+// -------------------------------------------------------------------------------------------------
+// tests
 
 TEST(the_checksum_of_this_test_is_castagnoli) {
-    assert_int_equal(crc32c((const uint8_t *)"123456789", 9), 0xE3069283u); // the check value of the CRC catalogue
+    assert_int_equal(crc32c((const uint8_t *)"123456789", 9),
+                     0xE3069283u); // the check value of the CRC catalogue
     const uint8_t zeros[32] = {0};
     assert_int_equal(crc32c(zeros, 32), 0x8A9136AAu); // RFC 3720, B.4
 }
@@ -190,7 +195,8 @@ TEST(a_full_disk_costs_whole_records_only) {
     TensorBoard *tb = open_in(0);
     bool written[12];
     for (int i = 0; i < 12; i++) {
-        // First not even the two records at the beginning fit, then some do, then there is room again.
+        // First not even the two records at the beginning fit, then some do, then there is room
+        // again.
         small.rlim_cur = i < 2 ? 50 : 300;
         setrlimit(RLIMIT_FSIZE, i < 11 ? &small : &before);
         tensorboard_begin(tb, i);
@@ -199,7 +205,8 @@ TEST(a_full_disk_costs_whole_records_only) {
     }
     setrlimit(RLIMIT_FSIZE, &before);
     tensorboard_close(tb);
-    assert_true(!written[0] && !written[1] && written[2] && written[3] && !written[9] && !written[10] && written[11]);
+    assert_true(!written[0] && !written[1] && written[2] && written[3] && !written[9] &&
+                !written[10] && written[11]);
     int expected = 2;
     for (int i = 0; i < 12; i++) expected += written[i];
     uint64_t length = 0;

@@ -1,4 +1,5 @@
-// Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges in every form.
+// Tokenizers as the rest of the project uses them: bytes, and one small vocabulary of known merges
+// in every form.
 
 #include "llmc/base/random.h"
 #include "llmc/text/tokenizer.h"
@@ -65,7 +66,8 @@ TEST(bytes_may_be_cut_anywhere) {
     assert_int_equal(tokenizer_safe_cut(built_in, "", 0), 0);
 }
 
-// ------------------------------------------------------------------------------------------------ the small vocabulary
+// ------------------------------------------------------------------------------------------------
+// the small vocabulary
 
 static int set_up(void **state) {
     tmp_setup(state);
@@ -90,9 +92,15 @@ static int tear_down(void **state) {
 }
 TestFixture test_all = {set_up, tear_down};
 
-static const char *const forms[] = {
-    "json",           "json/tokenizer.json", "pairs.json", "vocab", "openai", "vocab/vocab.json", "openai/encoder.json",
-    "ranks.tiktoken", "gpt2_tokenizer.bin"};
+static const char *const forms[] = {"json",
+                                    "json/tokenizer.json",
+                                    "pairs.json",
+                                    "vocab",
+                                    "openai",
+                                    "vocab/vocab.json",
+                                    "openai/encoder.json",
+                                    "ranks.tiktoken",
+                                    "gpt2_tokenizer.bin"};
 enum { NUM_FORMS = sizeof forms / sizeof forms[0] };
 
 static Tokenizer *open_form(const char *name) {
@@ -102,7 +110,8 @@ static Tokenizer *open_form(const char *name) {
     return t;
 }
 
-static void assert_tokens(const Tokenizer *t, const char *text, int count, const int32_t *expected) {
+static void assert_tokens(const Tokenizer *t, const char *text, int count,
+                          const int32_t *expected) {
     int32_t tokens[256];
     assert_int_equal(encode(t, text, (int64_t)strlen(text), tokens), count);
     assert_memory_equal(tokens, expected, (size_t)count * sizeof *tokens);
@@ -119,7 +128,8 @@ TEST(every_form_of_a_vocabulary_gives_the_same_tokens) {
         assert_tokens(t, "hello world", 2, (int32_t[]){259, 264});
         assert_tokens(t, "hellor", 2, (int32_t[]){259, 'r'}); // "or" is merged after "hello"
         assert_tokens(t, "aaaaaaa", 3, (int32_t[]){266, 265, 'a'});
-        assert_tokens(t, "\n\nx", 3, (int32_t[]){'\n', '\n', 'x'}); // the pattern parts the last one from them
+        assert_tokens(t, "\n\nx", 3,
+                      (int32_t[]){'\n', '\n', 'x'}); // the pattern parts the last one from them
         assert_tokens(t, "\n\n", 1, (int32_t[]){267});
         tokenizer_free(t);
     }
@@ -159,8 +169,9 @@ TEST(an_export_is_the_same_tokenizer_again) {
     }
 }
 
-// Merging "abcd" makes a bc d and ends there, so that only the whole piece is token 259, although ab and cd are tokens.
-// A checkpoint holds this tokenizer as a tokenizer.json, which must open again.
+// Merging "abcd" makes a bc d and ends there, so that only the whole piece is token 259, although
+// ab and cd are tokens. A checkpoint holds this tokenizer as a tokenizer.json, which must open
+// again.
 static Tokenizer *open_ranks(const char *const more[], int count) {
     FILE *f = toy_create(tmp_file("whole.tiktoken"));
     for (int i = 0; i < 256 + count; i++) {
@@ -187,7 +198,8 @@ TEST(an_export_has_tokens_that_no_merge_makes) {
     tokenizer_free(t), tokenizer_free(again);
 }
 
-// Ranks in any order, such that a token may be made of later ones: "hell", 257, of "he" and "ll", 258.
+// Ranks in any order, such that a token may be made of later ones: "hell", 257, of "he" and "ll",
+// 258.
 TEST(an_export_gives_the_tokens_of_ranks_that_no_training_made) {
     enum { MORE = 14, LENGTH = 40 };
     for (uint64_t round = 0; round < 400; round++) {
@@ -269,7 +281,8 @@ TEST(an_encoder_that_has_seen_much_gives_the_tokens_of_a_new_one) {
     encoder_free(old);
 }
 
-// Around the lengths that the cache takes, at the end of the text and before more of it, seen first and again.
+// Around the lengths that the cache takes, at the end of the text and before more of it, seen first
+// and again.
 TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
     for (int64_t n = 1; n <= 70; n++) {
         Encoder *e = encoder_create(toy);
@@ -299,7 +312,8 @@ TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
     for (uint64_t round = 0; round < 3000; round++) {
         char text[200];
         int32_t whole[200], parts[200];
-        int64_t all = toy_text(round, text, 200), n = all > 0 ? (int64_t)(round % (uint64_t)all) : 0;
+        int64_t all = toy_text(round, text, 200),
+                n = all > 0 ? (int64_t)(round % (uint64_t)all) : 0;
         int64_t cut = tokenizer_safe_cut(toy, text, n), count = encoder_encode(e, text, cut, parts);
         assert_in_range(cut, 0, n);
         count += encoder_encode(e, text + cut, all - cut, parts + count);
@@ -324,7 +338,8 @@ TEST(megabytes_without_an_end_of_piece_are_merged_in_little_time) {
     int32_t *tokens = malloc(LENGTH * sizeof *tokens);
     assert_true(text && tokens);
     memset(text, 'a', LENGTH);
-    assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH / 4); // quadratic time would be hours
+    assert_int_equal(encode(toy, text, LENGTH, tokens),
+                     LENGTH / 4); // quadratic time would be hours
     memset(text, ' ', LENGTH);
     assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH);
     memset(text, '\n', LENGTH);

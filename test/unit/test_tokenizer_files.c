@@ -1,5 +1,5 @@
-// Tokenizer files are hostile: each kind of damage and each kind of foreign file is refused with a line that names the
-// file and the place; random damage never does more than that.
+// Tokenizer files are hostile: each kind of damage and each kind of foreign file is refused with a
+// line that names the file and the place; random damage never does more than that.
 
 #include "llmc/text/tokenizer.h"
 #include "test/fixture.h"
@@ -8,12 +8,14 @@
 
 TestFixture test_all = {tmp_setup, tmp_teardown};
 
-// Opening path must fail with a message of one line that begins with the file's path and holds `message`.
+// Opening path must fail with a message of one line that begins with the file's path and holds
+// `message`.
 static void assert_refused(const char *path, const char *named, const char *message) {
     Error err = {""};
     Tokenizer *t = tokenizer_open(path, &err);
     if (t) fail_msg("%s was opened, expected: %s", path, message);
-    if (strncmp(err.text, named, strlen(named)) != 0) fail_msg("\"%s\" does not begin with %s", err.text, named);
+    if (strncmp(err.text, named, strlen(named)) != 0)
+        fail_msg("\"%s\" does not begin with %s", err.text, named);
     if (!strstr(err.text, message)) fail_msg("\"%s\" does not say \"%s\"", err.text, message);
     assert_null(strchr(err.text, '\n'));
 }
@@ -24,21 +26,28 @@ TEST(settings_next_to_a_tokenizer_that_would_give_other_tokens_are_refused_by_na
     static const struct {
         const char *file, *text, *message; // NULL: it is opened
     } cases[] = {
-        {"tokenizer_config.json", "{\"add_prefix_space\": false, \"add_bos_token\": false, \"pad_token\": null}", NULL},
-        {"tokenizer_config.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": false}}", NULL},
-        {"tokenizer_config.json", "{\"add_prefix_space\": true}", "\"add_prefix_space\" is true, expected false"},
+        {"tokenizer_config.json",
+         "{\"add_prefix_space\": false, \"add_bos_token\": false, \"pad_token\": null}", NULL},
+        {"tokenizer_config.json",
+         "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": false}}", NULL},
+        {"tokenizer_config.json", "{\"add_prefix_space\": true}",
+         "\"add_prefix_space\" is true, expected false"},
         {"tokenizer_config.json", "{\"add_bos_token\": true}", "\"add_bos_token\" is true"},
         {"tokenizer_config.json", "{\"do_lower_case\": true}", "\"do_lower_case\" is true"},
-        {"tokenizer_config.json", "{\"pad_token\": \"<pad>\"}", "pad_token: \"<pad>\" is not in the vocabulary; save"},
+        {"tokenizer_config.json", "{\"pad_token\": \"<pad>\"}",
+         "pad_token: \"<pad>\" is not in the vocabulary; save"},
         {"tokenizer_config.json", "{\"added_tokens_decoder\": {\"9999\": {\"content\": \"<x>\"}}}",
          "added_tokens_decoder: \"<x>\" has number 9999, but not in the vocabulary"},
-        {"tokenizer_config.json", "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": true}}",
+        {"tokenizer_config.json",
+         "{\"eos_token\": {\"content\": \"<|endoftext|>\", \"lstrip\": true}}",
          "eos_token: \"lstrip\" is true"},
         {"special_tokens_map.json", "{\"bos_token\": \"<|endoftext|>\"}", NULL},
         {"special_tokens_map.json", "{\"additional_special_tokens\": [\"<|user|>\"]}",
          "additional_special_tokens: \"<|user|>\" is not in the vocabulary"},
-        {"added_tokens.json", "{\"<x>\": 9999}", "\"<x>\" has number 9999, but not in the vocabulary"},
-        {"added_tokens.json", "version https://git-lfs.github.com/spec/v1\n", "not JSON but a Git LFS pointer"},
+        {"added_tokens.json", "{\"<x>\": 9999}",
+         "\"<x>\" has number 9999, but not in the vocabulary"},
+        {"added_tokens.json", "version https://git-lfs.github.com/spec/v1\n",
+         "not JSON but a Git LFS pointer"},
     };
     assert_int_equal(mkdir(tmp_file("hf"), 0700), 0);
     write_json(tmp_file("hf/tokenizer.json"));
@@ -103,18 +112,23 @@ TEST(a_file_of_another_kind_is_called_by_its_name) {
         const char *message;
     } cases[] = {
         {"\x10\0\0\0\0\0\0\0{\"a\":{}}", 16, "not a tokenizer but a safetensors file"},
-        {"#version: 0.2\nh e\n", 18, "not a tokenizer but the merges of a vocabulary: give the vocab.json"},
+        {"#version: 0.2\nh e\n", 18,
+         "not a tokenizer but the merges of a vocabulary: give the vocab.json"},
         {"\x1f\x8b\x08\0\0\0\0\0", 8, "compressed by gzip"},
         {"{\"model_type\": \"gpt2\"}", 22, "not a tokenizer but a model's config.json"},
         {"{\"tokenizer_class\": \"GPT2\"}", 27, "not a tokenizer but a tokenizer_config.json"},
-        {"{\"metadata\": {}, \"weight_map\": {}}", 34, "not a tokenizer but the index of sharded weights"},
+        {"{\"metadata\": {}, \"weight_map\": {}}", 34,
+         "not a tokenizer but the index of sharded weights"},
         {"{}", 2, "not a tokenizer but a JSON file without"},
         {"[1]", 3, "expected base64, a space and a rank"},
-        {"Once upon a time", 16, "line 1: \"Once upon a time\", expected base64, a space and a rank"},
+        {"Once upon a time", 16,
+         "line 1: \"Once upon a time\", expected base64, a space and a rank"},
         {"", 0, "not a tokenizer but an empty file"},
         {"\n", 1, "empty, expected a tokenizer"},
-        {"\n\x0e\n\5<unk>\x15\0\0\0\0\x18\2", 16, "not a tokenizer but a SentencePiece model: only byte-level BPE"},
-        {"\xEF\xBB\xBF{\"model\": {}}", 16, "not a tokenizer but text with a UTF-8 byte order mark"},
+        {"\n\x0e\n\5<unk>\x15\0\0\0\0\x18\2", 16,
+         "not a tokenizer but a SentencePiece model: only byte-level BPE"},
+        {"\xEF\xBB\xBF{\"model\": {}}", 16,
+         "not a tokenizer but text with a UTF-8 byte order mark"},
         {"\xc8\xd7\x34\x01", 4, "4 bytes, expected a header of 1024: truncated"},
     };
     const char *path = tmp_file("some.file");
@@ -127,7 +141,8 @@ TEST(a_file_of_another_kind_is_called_by_its_name) {
 TEST(places_without_a_tokenizer_are_named) {
     const char *empty = tmp_file("empty"), *nothing = tmp_file("nothing");
     assert_int_equal(mkdir(empty, 0700), 0);
-    assert_refused(empty, empty, "no tokenizer in this directory, expected tokenizer.json, or vocab.json");
+    assert_refused(empty, empty,
+                   "no tokenizer in this directory, expected tokenizer.json, or vocab.json");
     assert_refused(nothing, nothing, "cannot open: No such file");
     assert_refused("/dev/null", "/dev/null", "not a plain file");
     const char *large = tmp_file("large");

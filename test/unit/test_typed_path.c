@@ -1,5 +1,5 @@
-// Paths that are typed and pasted: a shell gives back what was quoted, glob what was escaped, whatever bytes a name
-// has.
+// Paths that are typed and pasted: a shell gives back what was quoted, glob what was escaped,
+// whatever bytes a name has.
 #include "llmc/base/directory.h"
 #include "llmc/base/files_match.h"
 #include "llmc/base/path.h"
@@ -12,16 +12,18 @@
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
 
-static const char *const names[] = {"plain-1.0_a", "two words", "it's",     "\"quoted\"", "$HOME",           "~",
-                                    "-dash",       "a*b",       "[x]",      "what?",      "back\\slash",     "a;b&c",
-                                    "new\nline",   "\x1b[31m",  "\xff\xfe", "\xc2\x85",   "umlaut \xc3\xbc", "#",
-                                    "!!",          "(a)",       "'"};
+static const char *const names[] = {
+    "plain-1.0_a", "two words", "it's",     "\"quoted\"", "$HOME",           "~",
+    "-dash",       "a*b",       "[x]",      "what?",      "back\\slash",     "a;b&c",
+    "new\nline",   "\x1b[31m",  "\xff\xfe", "\xc2\x85",   "umlaut \xc3\xbc", "#",
+    "!!",          "(a)",       "'"};
 enum { NAMES = sizeof names / sizeof *names };
 
 // What bash makes of a word.
 static void read_word(const char *word, char *out, size_t size) {
     char command[4096];
-    snprintf(command, sizeof command, "bash -c 'printf %%s \"$1\"; printf .' - %s >%s", word, tmp_file("word"));
+    snprintf(command, sizeof command, "bash -c 'printf %%s \"$1\"; printf .' - %s >%s", word,
+             tmp_file("word"));
     write_bytes(tmp_file("script"), command, strlen(command));
     snprintf(command, sizeof command, "bash %s", tmp_file("script"));
     assert_int_equal(system(command), 0);
@@ -103,7 +105,8 @@ static void assert_typed(const char *directory, const char *path, const char *ex
 
 TEST(a_path_is_looked_for_where_it_was_typed_then_left_as_it_is) {
     char there[300], expected[400];
-    snprintf(there, sizeof there, "%s", tmp_file("[ru*n]")); // what has to be escaped in a pattern, and not in a name
+    snprintf(there, sizeof there, "%s",
+             tmp_file("[ru*n]")); // what has to be escaped in a pattern, and not in a name
     assert_int_equal(mkdir(there, 0755), 0);
     assert_typed(there, "train_*.bin", "train_*.bin");
     snprintf(expected, sizeof expected, "%s/train_1.bin", there);

@@ -1,5 +1,5 @@
-// UTF-8, a character at a time, and in pieces: whatever the cuts, characters arrive whole, bytes that are none arrive
-// at once, nothing is lost.
+// UTF-8, a character at a time, and in pieces: whatever the cuts, characters arrive whole, bytes
+// that are none arrive at once, nothing is lost.
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
 #include "llmc/base/json.h"
@@ -12,13 +12,15 @@
 
 enum { LONGEST = 64 };
 
-// One to four bytes, edges of every range, combining marks, emoji with joiners; between and around ASCII.
+// One to four bytes, edges of every range, combining marks, emoji with joiners; between and around
+// ASCII.
 static const char *const valid[] = {
     "plain text\n",
     "\xC2\x80\xDF\xBF",
     "\xE0\xA0\x80\xE2\x82\xAC\xED\x9F\xBF\xEE\x80\x80\xEF\xBF\xBD",
     "\xF0\x90\x80\x80\xF0\x9F\x98\x80\xF4\x8F\xBF\xBF",
-    "a\303\251b\346\274\242c\360\237\222\251d", // octal: a hexadecimal escape would take the letters along
+    "a\303\251b\346\274\242c\360\237\222\251d", // octal: a hexadecimal escape would take the
+                                                // letters along
     "e\xCC\x81\xF0\x9F\x91\xA9\xE2\x80\x8D\xF0\x9F\x92\xBB",
     "\xE0\xA4\xA8\xE0\xA4\xAE\xE0\xA4\xB8\xE0\xA5\x8D",
 };
@@ -45,11 +47,13 @@ TEST(every_character_is_read_as_it_was_written) {
 }
 
 TEST(what_is_not_well_formed_is_no_character) {
-    for (int i = 0; i < INVALID; i++) assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
+    for (int i = 0; i < INVALID; i++)
+        assert_int_equal(utf8_length(invalid[i], strlen(invalid[i])), 0);
 }
 
 // Is text a sequence of whole characters and of bytes that can be no part of one?
-static bool ends_between_characters(const char *text, size_t n, const char *rest, size_t rest_bytes) {
+static bool ends_between_characters(const char *text, size_t n, const char *rest,
+                                    size_t rest_bytes) {
     char all[LONGEST];
     memcpy(all, text, n), memcpy(all + n, rest, rest_bytes);
     for (size_t i = 0; i < n;) {
@@ -123,7 +127,8 @@ TEST(random_bytes_in_random_pieces_come_out_as_they_went_in) {
                                            0xC3, 0xE0, 0xE2, 0xED, 0xF0, 0xF4};
     for (uint64_t round = 0; round < 20000; round++) {
         char text[LONGEST];
-        for (uint64_t i = 0; i < LONGEST; i++) text[i] = (char)likely[philox(1, round, i).v[0] % sizeof likely];
+        for (uint64_t i = 0; i < LONGEST; i++)
+            text[i] = (char)likely[philox(1, round, i).v[0] % sizeof likely];
         const Philox r = philox(2, round, 0);
         push_cut(text, 1 + r.v[0] % (LONGEST - 1), (uint64_t)r.v[1] << 32 | r.v[2]);
     }

@@ -1,4 +1,5 @@
-// Validation: the mean over the right windows, the same for every micro-batch, and the bytes of what was scored.
+// Validation: the mean over the right windows, the same for every micro-batch, and the bytes of
+// what was scored.
 #include "llmc/base/random.h"
 #include "llmc/base/signals.h"
 #include "llmc/train/validation.h"
@@ -19,7 +20,8 @@ static ShardSet shard_of(int token_bytes) {
     uint16_t narrow[TOKENS];
     for (int i = 0; i < TOKENS; i++) narrow[i] = (uint16_t)tokens[i];
     ShardWriter *w = shard_writer_open(path, token_bytes, BYTE_VOCAB, BYTE_EOT, &err);
-    assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens, TOKENS, &err));
+    assert_true(w && shard_writer_append(w, token_bytes == 2 ? (void *)narrow : (void *)tokens,
+                                         TOKENS, &err));
     assert_true(shard_writer_commit(w, &err));
     ShardSet shard;
     assert_ok(shards_open(&shard, path, T, &err));
@@ -70,8 +72,8 @@ static void expected_score(Model *model, int64_t windows, double *sum, int64_t *
     host_free(losses);
 }
 
-// Sums of T floats of up to 10 nats in fp32, in another order: each addition rounds by at most 2^-24 of a sum below
-// 10 T, so a window by 10 T^2 2^-24, and its mean by 10 T 2^-24 = 1.4e-5.
+// Sums of T floats of up to 10 nats in fp32, in another order: each addition rounds by at most
+// 2^-24 of a sum below 10 T, so a window by 10 T^2 2^-24, and its mean by 10 T 2^-24 = 1.4e-5.
 static const double ROUNDING = 10.0 * T * 0x1p-24;
 
 TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
@@ -92,7 +94,8 @@ TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
         assert_true(fabs(score.bits_per_byte / bits - 1.0) < 1e-12);
         ValidationScore without; // a tokenizer: bits per byte are not known
         assert_true(evaluate_loss(model, &set, asked[i], NULL, &without, &err));
-        assert_true(without.loss == score.loss && without.bits_per_byte == 0.0 && without.bytes == 0);
+        assert_true(without.loss == score.loss && without.bits_per_byte == 0.0 &&
+                    without.bytes == 0);
     }
 }
 
@@ -110,7 +113,8 @@ TEST(the_score_does_not_depend_on_the_micro_batch_or_the_width_of_the_file) {
         }
 }
 
-// Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a byte.
+// Uniform predictions cost ln V a token whatever they are, so the text log2(V) * tokens / bytes a
+// byte.
 TEST(a_model_that_knows_nothing_needs_log2_of_the_vocabulary_for_every_token) {
     Model *model = tiny_create(BYTE_VOCAB, 2, T, 0); // weights of zero: equal logits
     ValidationScore score;
@@ -124,8 +128,10 @@ TEST(the_score_of_a_mixture_is_the_mean_by_share_of_those_of_its_sources) {
     Model *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ValidationScore one, other, each[MIXTURE_MAX], total;
     AUTO_FREE char *text = NULL;
-    ShardWriter *w = shard_writer_open(tmp_file("half.bin"), 2, BYTE_VOCAB, BYTE_EOT, &err); // other text, few windows
-    for (int i = 0; i <= 5 * T; i++) assert_true(shard_writer_append(w, &(uint16_t){(uint16_t)(i % 9 * 28)}, 1, &err));
+    ShardWriter *w = shard_writer_open(tmp_file("half.bin"), 2, BYTE_VOCAB, BYTE_EOT,
+                                       &err); // other text, few windows
+    for (int i = 0; i <= 5 * T; i++)
+        assert_true(shard_writer_append(w, &(uint16_t){(uint16_t)(i % 9 * 28)}, 1, &err));
     assert_true(shard_writer_commit(w, &err));
     assert_true(asprintf(&text, "%s/narrow.bin:3,%s/half.bin:1", tmp.path, tmp.path) > 0);
     Sources sources;
@@ -134,13 +140,14 @@ TEST(the_score_of_a_mixture_is_the_mean_by_share_of_those_of_its_sources) {
         assert_true(evaluate_sources(model, &sources, windows, bytes, each, &total, &err));
         assert_true(evaluate_loss(model, &sources.sets[0], windows, bytes, &one, &err));
         assert_true(evaluate_loss(model, &sources.sets[1], windows, bytes, &other, &err));
-        assert_true(each[0].loss == one.loss && each[1].loss == other.loss && one.loss != other.loss);
+        assert_true(each[0].loss == one.loss && each[1].loss == other.loss &&
+                    one.loss != other.loss);
         assert_int_equal(total.tokens, one.tokens + other.tokens);
         assert_int_equal(total.bytes, one.bytes + other.bytes);
         const double loss = 0.75 * one.loss + 0.25 * other.loss;
         assert_true(fabs(total.loss / loss - 1.0) < 1e-14);
-        const double per_token =
-            0.75 * (double)one.bytes / (double)one.tokens + 0.25 * (double)other.bytes / (double)other.tokens;
+        const double per_token = 0.75 * (double)one.bytes / (double)one.tokens +
+                                 0.25 * (double)other.bytes / (double)other.tokens;
         assert_true(fabs(total.bits_per_byte * per_token * log(2.0) / loss - 1.0) < 1e-14);
     }
     sources_close(&sources);

@@ -1,5 +1,5 @@
-// Weights from Hugging Face directories, of one file or several, and llm.c .bin files: the same values in our layout,
-// and clear words about everything that is not one of them.
+// Weights from Hugging Face directories, of one file or several, and llm.c .bin files: the same
+// values in our layout, and clear words about everything that is not one of them.
 
 #include "llmc/store/huggingface.h"
 #include "llmc/store/huggingface_config.h"
@@ -14,7 +14,9 @@ TestFixture test_each = {setup, tmp_teardown};
 static const ModelConfig config = {.max_T = 70, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 80};
 
 // Element e of tensor i: 7 bits and a sign, so that bf16 and fp16 hold it exactly.
-static float value(int i, int64_t e) { return (float)((i * 37 + e * 11 + e / 77) % 251 - 125) / 64.0f; }
+static float value(int i, int64_t e) {
+    return (float)((i * 37 + e * 11 + e / 77) % 251 - 125) / 64.0f;
+}
 
 static uint32_t bits_of(DType dtype, float x) {
     uint32_t bits;
@@ -24,7 +26,8 @@ static uint32_t bits_of(DType dtype, float x) {
 
 static uint32_t value_bits(DType dtype, int i, int64_t e) { return bits_of(dtype, value(i, e)); }
 
-// ------------------------------------------------------------------------------------------------- making such files
+// -------------------------------------------------------------------------------------------------
+// making such files
 
 typedef struct {
     DType dtype;
@@ -36,7 +39,8 @@ typedef struct {
     bool head_only;    // lm_head.weight in place of wte
     const char *wrong; // a tensor whose second value is one
     float value;       // this one
-    int shards;        // above 1: tensor i of the table stands in file i % shards; what is added in the last
+    int shards; // above 1: tensor i of the table stands in file i % shards; what is added in the
+                // last
 } Variant;
 
 static void append(SafetensorsWriter *w, DType dtype, float x) {
@@ -52,7 +56,8 @@ static SafetensorsEntry entry(const char *name, DType dtype, int64_t d0, int64_t
 
 static bool stands_in(Variant v, int i, const Parameter *table, int shard) {
     if (i >= parameter_count(&config)) return v.shards <= 1 || shard == v.shards - 1;
-    return !(v.omit && strcmp(table[i].name, v.omit) == 0) && (v.shards <= 1 || i % v.shards == shard);
+    return !(v.omit && strcmp(table[i].name, v.omit) == 0) &&
+           (v.shards <= 1 || i % v.shards == shard);
 }
 
 static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v, int shard) {
@@ -65,7 +70,8 @@ static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v,
         snprintf(wrapped, sizeof wrapped, "%s%s", v.wrap ? v.wrap : "",
                  i == 0 && v.head_only ? "lm_head.weight" : name);
         if (!stands_in(v, i, table, shard)) continue;
-        entries[n++] = p->transposed ? entry(wrapped, v.dtype, cols, rows) : entry(wrapped, v.dtype, rows, cols);
+        entries[n++] = p->transposed ? entry(wrapped, v.dtype, cols, rows)
+                                     : entry(wrapped, v.dtype, rows, cols);
     }
     if (!stands_in(v, parameter_count(&config), table, shard)) return n;
     if (v.extras) {
@@ -84,7 +90,8 @@ static float extra_value(const char *name, int64_t k) {
     return k % 3 <= k / 3 ? 1.0f : 0.0f;
 }
 
-static void append_value(SafetensorsWriter *w, Variant v, const char *name, bool is_second, float x) {
+static void append_value(SafetensorsWriter *w, Variant v, const char *name, bool is_second,
+                         float x) {
     append(w, v.dtype, is_second && v.wrong && strstr(name, v.wrong) ? v.value : x);
 }
 
@@ -107,7 +114,8 @@ static void write_shard(const char *path, Variant v, int shard) {
     }
     for (; n < count; n++)
         for (int64_t k = 0; k < entries[n].bytes / (int64_t)dtype_size(v.dtype); k++)
-            append_value(w, v, entries[n].name, k == 1 || entries[n].bytes < 5, extra_value(entries[n].name, k));
+            append_value(w, v, entries[n].name, k == 1 || entries[n].bytes < 5,
+                         extra_value(entries[n].name, k));
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
 }
 
@@ -127,7 +135,8 @@ static void write_index(Variant v) {
         SafetensorsEntry entries[64];
         const int count = declare(entries, table, v, shard);
         for (int n = 0; n < count; n++, comma = ", ")
-            fprintf(f, "%s\"%s\": \"%s\"", comma, entries[n].name, strrchr(shard_path(shard, v.shards), '/') + 1);
+            fprintf(f, "%s\"%s\": \"%s\"", comma, entries[n].name,
+                    strrchr(shard_path(shard, v.shards), '/') + 1);
     }
     fputs("}}\n", f);
     fclose(f);
@@ -136,7 +145,8 @@ static void write_index(Variant v) {
 static const char *write_huggingface(Variant v) {
     AUTO_FREE char *text = huggingface_config_json(&config, v.dtype, -1, -1);
     write_text(tmp_file("config.json"), text);
-    for (int shard = 0; shard < v.shards; shard++) write_shard(shard_path(shard, v.shards), v, shard);
+    for (int shard = 0; shard < v.shards; shard++)
+        write_shard(shard_path(shard, v.shards), v, shard);
     if (v.shards)
         write_index(v);
     else
@@ -172,7 +182,8 @@ static void assert_reads_the_model(const char *path, int64_t step) {
     weights_file_close(f);
 }
 
-// ------------------------------------------------------------------------------------------------------ what is read
+// -------------------------------------------------------------------------------------------------
+// what is read
 
 #define INDEX "model.safetensors.index.json"
 static const Variant in_three = {.dtype = DTYPE_BF16, .prefix = true, .shards = 3};
@@ -191,14 +202,16 @@ TEST(models_of_every_form_are_read_in_any_pieces) {
         tmp_teardown(NULL), tmp_setup(NULL);
         assert_reads_the_model(write_huggingface(variants[i]), i % 2 ? 1000 : 7);
     }
-    write_huggingface((Variant){.dtype = DTYPE_FP32}); // one file beside the index: transformers takes that one
+    // one file beside the index: transformers takes that one
+    write_huggingface((Variant){.dtype = DTYPE_FP32});
     write_text(tmp_file(INDEX), "rubbish");
     assert_reads_the_model(tmp.path, 1000);
     assert_reads_the_model(write_llmc_model(DTYPE_FP32), 1000);
     assert_reads_the_model(write_llmc_model(DTYPE_BF16), 7);
 }
 
-// --------------------------------------------------------------------------------------------------- what is refused
+// -------------------------------------------------------------------------------------------------
+// what is refused
 
 #define REFUSED(path, message) assert_error(weights_file_open(path, &err), message)
 
@@ -220,7 +233,8 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     REFUSED(weights, "give -e the directory that holds it");
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     unlink(tmp_file("model.safetensors"));
-    REFUSED(tmp.path, "no model.safetensors next to its config.json; load other weights in Python and save");
+    REFUSED(tmp.path,
+            "no model.safetensors next to its config.json; load other weights in Python and save");
     write_bytes(tmp_file("a.png"), "\x89PNG\r\n\x1A\n", 8); // says nothing of the weights
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
     assert_null(strstr(err.text, "a.png"));
@@ -241,9 +255,11 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
 TEST(what_wrappers_put_before_the_names_and_a_head_in_place_of_wte_are_read) {
     const char *const wraps[] = {"_orig_mod.", "module.", "_orig_mod.module.", "model."};
     for (size_t i = 0; i < sizeof wraps / sizeof *wraps; i++)
-        assert_reads_the_model(write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .wrap = wraps[i]}),
-                               1000);
-    assert_reads_the_model(write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true, .head_only = true}), 1000);
+        assert_reads_the_model(
+            write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .wrap = wraps[i]}),
+            1000);
+    assert_reads_the_model(
+        write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true, .head_only = true}), 1000);
 }
 
 // The message of loading what can be opened.
@@ -259,40 +275,46 @@ static const char *why_not_loaded(Variant v) {
     return ok ? "" : err.text;
 }
 
-#define NOT_LOADED(message, ...)                                                                                       \
+#define NOT_LOADED(message, ...)                                                                   \
     assert_non_null(strstr(why_not_loaded((Variant){.dtype = DTYPE_FP32, __VA_ARGS__}), message))
 
 TEST(a_head_that_is_not_tied_and_foreign_tensors_are_refused) {
     assert_string_equal(why_not_loaded((Variant){.dtype = DTYPE_FP32, .extras = true}), "");
-    NOT_LOADED("lm_head.weight differs from wte.weight, at [0, 1] 0.5 and ", .extras = true, .wrong = "lm_head",
-               .value = 0.5f);
+    NOT_LOADED("lm_head.weight differs from wte.weight, at [0, 1] 0.5 and ", .extras = true,
+               .wrong = "lm_head", .value = 0.5f);
     REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .add = "h.2.attn.bias"}),
             "tensor h.2.attn.bias is not part");
-    REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .add = "h.0.attn.c_attn.lora_A.weight"}),
-            "merge it into the model with merge_and_unload()");
+    REFUSED(
+        write_huggingface((Variant){.dtype = DTYPE_FP32, .add = "h.0.attn.c_attn.lora_A.weight"}),
+        "merge it into the model with merge_and_unload()");
 }
 
 TEST(a_value_that_is_not_finite_is_named_with_tensor_and_place) {
-    NOT_LOADED("tensor transformer.h.1.mlp.c_fc.weight has a value that is not finite, inf at [0, 1]",
-               .wrong = "h.1.mlp.c_fc.weight", .value = (float)INFINITY);
-    NOT_LOADED("tensor transformer.wte.weight has a value that is not finite, nan at [0, 1]", .wrong = "wte.weight",
-               .value = (float)NAN);
-    NOT_LOADED("tensor transformer.ln_f.bias has a value that is not finite, -inf at [1]", .wrong = "ln_f.bias",
-               .value = -(float)INFINITY);
+    NOT_LOADED(
+        "tensor transformer.h.1.mlp.c_fc.weight has a value that is not finite, inf at [0, 1]",
+        .wrong = "h.1.mlp.c_fc.weight", .value = (float)INFINITY);
+    NOT_LOADED("tensor transformer.wte.weight has a value that is not finite, nan at [0, 1]",
+               .wrong = "wte.weight", .value = (float)NAN);
+    NOT_LOADED("tensor transformer.ln_f.bias has a value that is not finite, -inf at [1]",
+               .wrong = "ln_f.bias", .value = -(float)INFINITY);
 }
 
 TEST(a_tensor_too_few_or_too_many_is_named) {
-    REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .omit = "transformer.h.1.ln_2.bias"}),
+    REFUSED(write_huggingface((Variant){
+                .dtype = DTYPE_FP32, .prefix = true, .omit = "transformer.h.1.ln_2.bias"}),
             "model.safetensors: tensor transformer.h.1.ln_2.bias is missing");
-    REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .add = "transformer.h.2.ln_2.bias"}),
+    REFUSED(write_huggingface(
+                (Variant){.dtype = DTYPE_FP32, .prefix = true, .add = "transformer.h.2.ln_2.bias"}),
             "tensor transformer.h.2.ln_2.bias is not part of a GPT-2 of 2 blocks");
     REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .add = "ln_f.bias"}),
             "tensor ln_f.bias is not part");
-    REFUSED(write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .add = "lm_head.weight"}),
-            "tensor lm_head.weight is (2) fp32, expected (130, 80) fp32");
+    REFUSED(
+        write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true, .add = "lm_head.weight"}),
+        "tensor lm_head.weight is (2) fp32, expected (130, 80) fp32");
 }
 
-// A directory of that shape whose weights take no room on the disk: a header, and a hole for the data.
+// A directory of that shape whose weights take no room on the disk: a header, and a hole for the
+// data.
 static void write_hole(const ModelConfig *shape) {
     AUTO_FREE char *text = huggingface_config_json(shape, DTYPE_FP32, 50256, 50256);
     write_text(tmp_file("config.json"), text);
@@ -353,12 +375,14 @@ TEST(index_and_files_must_fit_each_other) {
     write_shard(shard_path(2, 3), also, 2);
     REFUSED(tmp.path, "model-00003-of-00003.safetensors: tensor transformer.wte.weight is in ");
     unlink(shard_path(1, 3));
-    REFUSED(tmp.path, "model-00002-of-00003.safetensors: this file is missing; the weights are in 3 files");
+    REFUSED(tmp.path,
+            "model-00002-of-00003.safetensors: this file is missing; the weights are in 3 files");
     assert_message(INDEX);
 }
 
 TEST(an_index_that_contradicts_its_files_is_named) {
-    static const char first[] = "model-00001-of-00003.safetensors", last[] = "model-00003-of-00003.safetensors";
+    static const char first[] = "model-00001-of-00003.safetensors",
+                      last[] = "model-00003-of-00003.safetensors";
     char message[200];
     write_huggingface(in_three);
     replace_in_file(tmp_file(INDEX), first, last); // of the first tensor
@@ -369,7 +393,8 @@ TEST(an_index_that_contradicts_its_files_is_named) {
     write_huggingface(in_three);
     replace_in_file(tmp_file(INDEX), "\"weight_map\": {",
                     "\"weight_map\": {\"new\": \"model-00001-of-00003.safetensors\", ");
-    REFUSED(tmp.path, INDEX ": states that tensor new is in model-00001-of-00003.safetensors, but no file has it");
+    REFUSED(tmp.path, INDEX
+            ": states that tensor new is in model-00001-of-00003.safetensors, but no file has it");
 }
 
 TEST(an_index_names_at_most_1000_files) {
@@ -385,10 +410,13 @@ TEST(an_index_names_at_most_1000_files) {
 TEST(tensors_of_another_type_are_refused_by_name_and_type) {
     static const char wpe[] = "\"transformer.wpe.weight\":{\"dtype\":";
     char from[64], to[64];
-    snprintf(from, sizeof from, "%s\"F16\"", wpe), snprintf(to, sizeof to, "%s\"I16\"", wpe); // as many bytes
+    snprintf(from, sizeof from, "%s\"F16\"", wpe),
+        snprintf(to, sizeof to, "%s\"I16\"", wpe); // as many bytes
     write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true});
     replace_in_file(tmp_file("model.safetensors"), from, to);
-    REFUSED(tmp.path, "model.safetensors: tensor transformer.wpe.weight is I16, only F32, F16 and BF16 are read");
+    REFUSED(
+        tmp.path,
+        "model.safetensors: tensor transformer.wpe.weight is I16, only F32, F16 and BF16 are read");
 }
 
 // The config.json of the model with one piece of text replaced.
@@ -402,7 +430,8 @@ TEST(the_end_of_text_token_is_that_of_the_configuration) {
     static const struct {
         const char *text;
         int64_t eot;
-    } edits[] = {{"7", 7}, {"[9, 11]", 9}, {"null", -1}, {"130", -1}, {"-1", -1}, {"\"7\"", -1}, {"[]", -1}};
+    } edits[] = {{"7", 7},   {"[9, 11]", 9}, {"null", -1}, {"130", -1},
+                 {"-1", -1}, {"\"7\"", -1},  {"[]", -1}};
     write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true});
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         char to[64];
@@ -435,15 +464,19 @@ TEST(configurations_under_other_names_are_the_same_model) {
     assert_reads_the_model(tmp.path, 1000);
 }
 
-// What must be there; the others have a value that is taken when they are missing, or are not looked at.
+// What must be there; the others have a value that is taken when they are missing, or are not
+// looked at.
 static void config_refuses(FieldChange change, const char *name) {
-    static const char *const needed[] = {"model_type", "n_positions", "vocab_size", "n_layer", "n_head", "n_embd"},
-                             *const read[] = {"activation_function", "tie_word_embeddings",
-                                              "scale_attn_weights",  "scale_attn_by_inverse_layer_idx",
-                                              "add_cross_attention", "n_inner",
-                                              "layer_norm_epsilon",  "architectures"};
+    static const char *const needed[] = {"model_type", "n_positions", "vocab_size",
+                                         "n_layer",    "n_head",      "n_embd"},
+                             *const read[] = {
+                                 "activation_function", "tie_word_embeddings",
+                                 "scale_attn_weights",  "scale_attn_by_inverse_layer_idx",
+                                 "add_cross_attention", "n_inner",
+                                 "layer_norm_epsilon",  "architectures"};
     bool is_needed = false, is_read = false;
-    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++) is_needed |= strcmp(name, needed[i]) == 0;
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        is_needed |= strcmp(name, needed[i]) == 0;
     for (size_t i = 0; i < sizeof read / sizeof *read; i++) is_read |= strcmp(name, read[i]) == 0;
     WeightsFile *f = weights_file_open(tmp.path, &err);
     const bool may_be_empty = strcmp(name, "architectures") == 0 && change == FIELD_ARRAY;
@@ -455,7 +488,8 @@ static void config_refuses(FieldChange change, const char *name) {
 
 TEST(every_field_of_a_configuration_that_counts_is_there_once_and_of_its_kind) {
     write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true});
-    edit_config("\"n_inner\"", "\"scale_attn_weights\": true, \"scale_attn_by_inverse_layer_idx\": false, "
-                               "\"add_cross_attention\": false, \"n_inner\"");
+    edit_config("\"n_inner\"",
+                "\"scale_attn_weights\": true, \"scale_attn_by_inverse_layer_idx\": false, "
+                "\"add_cross_attention\": false, \"n_inner\"");
     change_every_field(tmp_file("config.json"), "", config_refuses);
 }

@@ -1,5 +1,5 @@
-// What a step read, from what the run left behind: the same windows as the loader reads, whatever happened to the run;
-// and logs of every kind of damage.
+// What a step read, from what the run left behind: the same windows as the loader reads, whatever
+// happened to the run; and logs of every kind of damage.
 
 #include "llmc/base/directory.h"
 #include "test/unit/mutate.h"
@@ -15,20 +15,25 @@ TestFixture test_all = {tmp_setup, tmp_teardown};
 
 // A run event: started after start_step, step_windows a step, B at a time.
 static int run_event(char *out, size_t size, int start_step, int step_windows, int B, int overfit) {
-    return snprintf(out, size,
-                    "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
-                    "\"overfit\":%d,\"seed\":%d},\"model\":{\"T\":%d,\"B\":%d},\"train\":{\"tokens\":93,\"windows\":%d,"
-                    "\"shards\":1},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n",
-                    overfit, SEED, T, B, WINDOWS, start_step, step_windows * T);
+    return snprintf(
+        out, size,
+        "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x*.bin\",\"tokenizer\":\"\","
+        "\"overfit\":%d,\"seed\":%d},\"model\":{\"T\":%d,\"B\":%d},\"train\":{\"tokens\":93,"
+        "\"windows\":%d,"
+        "\"shards\":1},\"start_step\":%d,\"total_steps\":99,\"tokens_per_step\":%d}\n",
+        overfit, SEED, T, B, WINDOWS, start_step, step_windows * T);
 }
 
 // The same of a mixture of two, since position 6, before which 4 and 2 windows were drawn.
 static int mixture_event(char *out, size_t size, const char *weight) {
     return snprintf(
         out, size,
-        "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x:2,y:1\",\"overfit\":0,\"seed\":%d},"
-        "\"model\":{\"T\":%d,\"B\":2},\"train\":{\"tokens\":186,\"windows\":%d,\"shards\":2,\"start\":6,"
-        "\"sources\":[{\"name\":\"x\",\"share\":0.667,\"weight\":%s,\"drawn\":4},{\"name\":\"y\",\"share\":0.333,"
+        "{\"event\":\"run\",\"time\":1.5,\"options\":{\"train-data\":\"x:2,y:1\",\"overfit\":0,"
+        "\"seed\":%d},"
+        "\"model\":{\"T\":%d,\"B\":2},\"train\":{\"tokens\":186,\"windows\":%d,\"shards\":2,"
+        "\"start\":6,"
+        "\"sources\":[{\"name\":\"x\",\"share\":0.667,\"weight\":%s,\"drawn\":4},{\"name\":\"y\","
+        "\"share\":0.333,"
         "\"weight\":1,\"drawn\":2}]},\"start_step\":0,\"total_steps\":99,\"tokens_per_step\":%d}\n",
         SEED, T, 2 * WINDOWS, weight, 6 * T);
 }
@@ -54,7 +59,8 @@ static bool find(int64_t step, Start *start, int64_t *position, Error *err) {
 }
 
 static int64_t window_at(const Start *s, int64_t position) {
-    return shuffle_window(s->overfit ? position % s->step_windows : position, s->num_windows, (uint64_t)s->seed);
+    return shuffle_window(s->overfit ? position % s->step_windows : position, s->num_windows,
+                          (uint64_t)s->seed);
 }
 
 static void assert_position(int64_t step, int64_t expected, int64_t step_windows) {
@@ -72,8 +78,10 @@ TEST(positions_add_up_over_resumes_with_other_batches) {
     n += sprintf(log + n, "{\"event\":\"step\",\"time\":1.5,\"step\":1,\"loss\":1}\n");
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
     n += snprintf(log + n, sizeof log - (size_t)n, // -x 0 reads nothing
-                  "{\"event\":\"run\",\"options\":{},\"model\":{},\"start_step\":20,\"tokens_per_step\":4}\n");
-    n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1, 0); // killed before its first checkpoint,
+                  "{\"event\":\"run\",\"options\":{},\"model\":{},\"start_step\":20,\"tokens_per_"
+                  "step\":4}\n");
+    n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1,
+                   0); // killed before its first checkpoint,
     n += run_event(log + n, sizeof log - (size_t)n, 20, 3, 2, 0); // and started again
     Error err;
     assert_ok(read_starts(log, (size_t)n, &err));
@@ -86,7 +94,8 @@ TEST(positions_add_up_over_resumes_with_other_batches) {
 }
 
 TEST(steps_that_were_taken_back_are_forgotten) {
-    char log[8192]; // after step 10 with 7 a step to 20; step 20's checkpoint was damaged, so on from 10 again
+    char log[8192]; // after step 10 with 7 a step to 20; step 20's checkpoint was damaged, so on
+                    // from 10 again
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 10, 7, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 20, 9, 2, 0);
@@ -113,7 +122,8 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
     const char *path = tmp_file("x.bin");
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
-    assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) && shard_writer_commit(w, &err));
+    assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) &&
+                shard_writer_commit(w, &err));
     Sources set;
     assert_true(sources_open(&set, path, T, &err));
     const DataLoaderOptions options = {.sources = &set,
@@ -125,7 +135,8 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
                                        .repeat_first_step = overfit};
     DataLoader *loader = dataloader_create(&options, &err);
     char log[4096];
-    assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit), &err));
+    assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit),
+                          &err));
     for (int step = 1; step <= steps; step++) {
         int64_t position = 0, done = 0;
         Start s;
@@ -135,8 +146,10 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
             int64_t count;
             assert_true(dataloader_next(loader, &windows, &count, &err));
             for (int64_t i = 0; i < count; i++, done++) {
-                assert_int_equal(((const uint16_t *)windows)[i * (T + 1)], window_at(&s, position + done) * T);
-                assert_int_equal(done / s.B, (done - i) / s.B); // the micro-batch that whereis prints
+                assert_int_equal(((const uint16_t *)windows)[i * (T + 1)],
+                                 window_at(&s, position + done) * T);
+                assert_int_equal(done / s.B,
+                                 (done - i) / s.B); // the micro-batch that whereis prints
             }
         }
     }
@@ -189,12 +202,13 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
         run_event(log, sizeof log, 0, 5, 2, 0);
         const char *at = strstr(log, cases[i].from);
         assert_non_null(at);
-        const int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - log), log, cases[i].to,
-                               at + strlen(cases[i].from));
+        const int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - log), log,
+                               cases[i].to, at + strlen(cases[i].from));
         Error err;
         Start start;
         int64_t position;
-        assert_error(read_starts(changed, (size_t)n, &err) && find(1, &start, &position, &err), cases[i].message);
+        assert_error(read_starts(changed, (size_t)n, &err) && find(1, &start, &position, &err),
+                     cases[i].message);
     }
 }
 
@@ -202,7 +216,8 @@ TEST(a_log_that_cannot_be_read_says_why) {
     Error err;
     assert_ok(directory_make(tmp_file("run/main.log"), &err));
     starts = cJSON_CreateArray();
-    assert_error(read_log(tmp_file("run/main.log"), starts, &err), "main.log: cannot be read: Is a directory");
+    assert_error(read_log(tmp_file("run/main.log"), starts, &err),
+                 "main.log: cannot be read: Is a directory");
 }
 
 TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
@@ -212,7 +227,8 @@ TEST(steps_before_the_first_and_beyond_all_numbers_are_refused) {
     int64_t position;
     assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, 5, 2, 0), &err));
     assert_error(find(0, &start, &position, &err), "STEP 0: expected 1 or more");
-    assert_error(find(INT64_MAX, &start, &position, &err), "expected 1 or more, and less than this");
+    assert_error(find(INT64_MAX, &start, &position, &err),
+                 "expected 1 or more, and less than this");
 }
 
 TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {

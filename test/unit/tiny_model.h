@@ -1,4 +1,5 @@
-// Small models for tests: any, one of random weights, and one that writes a given text. The device must be there.
+// Small models for tests: any, one of random weights, and one that writes a given text. The device
+// must be there.
 #pragma once
 #include "llmc/base/random.h"
 #include "llmc/model/model.h"
@@ -33,11 +34,13 @@ static inline void check_initial_weights(const Model *model, uint64_t seed) {
     for (int i = 0; i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         const int64_t n = parameter_numel(p), bytes = n * (int64_t)dtype_size(o->dtype);
-        AUTO_FREE float *values = malloc((size_t)n * sizeof *values), *read = malloc((size_t)n * sizeof *read);
+        AUTO_FREE float *values = malloc((size_t)n * sizeof *values),
+                        *read = malloc((size_t)n * sizeof *read);
         AUTO_FREE char *weight = malloc((size_t)bytes), *rounded = malloc((size_t)bytes);
         parameter_init_values(values, &o->config, p, i, seed, 0, n);
         for (int64_t k = 0; k < n; k++) // one at a time: many are converted by several threads
-            convert_elements(rounded + k * (int64_t)dtype_size(o->dtype), o->dtype, &values[k], DTYPE_FP32, 1);
+            convert_elements(rounded + k * (int64_t)dtype_size(o->dtype), o->dtype, &values[k],
+                             DTYPE_FP32, 1);
         model_read_bytes(model, model_tensors(model)[i].weight, 0, bytes, weight);
         assert_memory_equal(weight, rounded, (size_t)bytes);
         model_get_weight(model, i, 0, p->rows, read, NULL);
@@ -81,8 +84,8 @@ static inline Model *tiny_random(int64_t V, int64_t B, int64_t T, int64_t sequen
     return model;
 }
 
-// A model whose likeliest token at position t (0 .. n-1) is tokens[t], by far, whatever stands before: its blocks add
-// nothing, and the position's vector is ten times that of the token.
+// A model whose likeliest token at position t (0 .. n-1) is tokens[t], by far, whatever stands
+// before: its blocks add nothing, and the position's vector is ten times that of the token.
 static inline Model *tiny_scripted(int64_t V, int64_t T, const int32_t *tokens, int64_t n) {
     Model *model = tiny_create(V, 1, T, 1); // all weights are 0
     const Parameter *table = model_parameters(model);

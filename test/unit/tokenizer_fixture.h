@@ -1,5 +1,5 @@
-// A small vocabulary of known merges, in every form that tokenizer_open reads: token b < 256 is the byte b, then these,
-// then end-of-text.
+// A small vocabulary of known merges, in every form that tokenizer_open reads: token b < 256 is the
+// byte b, then these, then end-of-text.
 #pragma once
 #include "llmc/text/alphabet.h"
 #include "llmc/text/encoder.h"
@@ -16,7 +16,11 @@ static const struct {
     {"h", "e"},   {"l", "l"}, {"he", "ll"},   {"hell", "o"}, {" ", "w"},   {"o", "r"},
     {" w", "or"}, {"l", "d"}, {" wor", "ld"}, {"a", "a"},    {"aa", "aa"}, {"\n", "\n"},
 };
-enum { TOY_MERGES = sizeof toy_merges / sizeof toy_merges[0], TOY_EOT = 256 + TOY_MERGES, TOY_VOCAB = TOY_EOT + 1 };
+enum {
+    TOY_MERGES = sizeof toy_merges / sizeof toy_merges[0],
+    TOY_EOT = 256 + TOY_MERGES,
+    TOY_VOCAB = TOY_EOT + 1
+};
 
 // Bytes in GPT-2's alphabet, in one of a few static buffers.
 static inline const char *toy_spell(const char *bytes, size_t n) {
@@ -74,12 +78,18 @@ static inline void toy_write_merges(const char *path) {
 static inline void toy_write_json(const char *path, bool pairs) {
     FILE *f = toy_create(path);
     fprintf(f,
-            "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": [{\"id\": %d, "
-            "\"content\": \"<|endoftext|>\", \"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
-            "\"normalized\": false, \"special\": true}],\n\"normalizer\": null, \"pre_tokenizer\": {\"type\": "
-            "\"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": true},\n"
-            "\"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\"},\n\"model\": {\"type\": \"BPE\", "
-            "\"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": \"\", \"end_of_word_suffix\": "
+            "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": "
+            "[{\"id\": %d, "
+            "\"content\": \"<|endoftext|>\", \"single_word\": false, \"lstrip\": false, "
+            "\"rstrip\": false, "
+            "\"normalized\": false, \"special\": true}],\n\"normalizer\": null, \"pre_tokenizer\": "
+            "{\"type\": "
+            "\"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, \"use_regex\": "
+            "true},\n"
+            "\"post_processor\": null, \"decoder\": {\"type\": \"ByteLevel\"},\n\"model\": "
+            "{\"type\": \"BPE\", "
+            "\"dropout\": null, \"unk_token\": null, \"continuing_subword_prefix\": \"\", "
+            "\"end_of_word_suffix\": "
             "\"\", \"fuse_unk\": false, \"vocab\": ",
             TOY_EOT);
     toy_write_vocab(f);
@@ -97,8 +107,10 @@ static inline void write_rank(FILE *f, const char *bytes, size_t n, int rank) {
     static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     for (size_t at = 0; at < n; at += 3) {
         uint32_t bits = 0;
-        for (size_t k = 0; k < 3; k++) bits = bits << 8 | (at + k < n ? (unsigned char)bytes[at + k] : 0u);
-        for (size_t k = 0; k < 4; k++) fputc(at + k <= n ? digits[bits >> (18 - 6 * k) & 63] : '=', f);
+        for (size_t k = 0; k < 3; k++)
+            bits = bits << 8 | (at + k < n ? (unsigned char)bytes[at + k] : 0u);
+        for (size_t k = 0; k < 4; k++)
+            fputc(at + k <= n ? digits[bits >> (18 - 6 * k) & 63] : '=', f);
     }
     fprintf(f, " %d\n", rank);
 }
