@@ -12,6 +12,7 @@ bytes by kind. In a page (.html) the pointer shows the name, size and lifetime o
 import argparse
 import html
 import json
+import os
 import re
 
 import tool

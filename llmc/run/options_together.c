@@ -74,7 +74,9 @@ bool options_check_together(const Options *o, Error *err) {
         {o->interactive && trains,
          "--interactive answers prompts and does not train: give -x 0 as well"},
     };
-    if (o->total_batch > 0 && o->T > 0 && !options_check_total_batch(o->total_batch, o->T, err))
+    // A resume says first that -t is the run's (run_setup.c).
+    if (o->total_batch > 0 && o->T > 0 && !o->resume &&
+        !options_check_total_batch(o->total_batch, o->T, err))
         return false;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].is_wrong) return error_set(err, "%s", rules[i].message);

@@ -75,6 +75,7 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
                         .staging = staging,
                         .manifest = path_join(staging, "manifest.json"),
                         .tokenizer = path_join(staging, "tokenizer.json"),
+                        .replaced = path_join(staging, "replaced.json"),
                         .existing = directory_existing(path),
                         .lock = -1};
     char *model = directory_model_file(o->path);
@@ -103,7 +104,8 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
     o->is_moving = !ok || (is_complete && !is_published);
     if (ok && o->is_moving) {
         char *tokenizer = path_join(o->path, "tokenizer.json");
-        if (!file_exists(o->tokenizer)) unlink(tokenizer); // it was moved
+        // It was moved there, or is that of the corpus which was being replaced.
+        if (!file_exists(o->tokenizer) || file_exists(o->replaced)) unlink(tokenizer);
         free(tokenizer);
         ok = clear_shards(o, false, err) && directory_sync(o->path, err);
         o->is_moving = !ok;
@@ -157,14 +159,15 @@ static bool make_way_for_tokenizer(const CorpusOutput *o, const char *manifest,
 
 // Removes the files of an earlier corpus, manifest first and training shards last, then moves in
 // the new ones, training shards first and manifest last. A mixture of the two has no manifest: also
-// after a loss of power, because each manifest goes or comes in a step of its own.
+// after a loss of power, because each manifest goes or comes in a step of its own. The earlier
+// manifest goes to staging, where it tells that tokenizer.json may be removed.
 bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *err) {
     char *manifest = path_join(o->path, "manifest.json"),
          *tokenizer = path_join(o->path, "tokenizer.json");
     o->is_moving =
         make_way_for_tokenizer(o, manifest, tokenizer, err) &&
         own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
-        (unlink(manifest) == 0 || errno == ENOENT ||
+        (rename(manifest, o->replaced) == 0 || errno == ENOENT ||
          error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
         directory_sync(o->path, err) && clear_shards(o, false, err);
     const bool is_moved = o->is_moving && move_side(o, writer, CORPUS_TRAIN, err) &&
@@ -173,9 +176,10 @@ bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *e
                           move_file(strdup(o->manifest), strdup(manifest), err);
     // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging
     // says so.
-    const bool has_tokenizer = o->is_moving && file_exists(o->tokenizer);
-    if (is_moved ||
-        (o->is_moving && clear_shards(o, false, NULL) && (has_tokenizer || unlink(tokenizer) == 0)))
+    if (!is_moved && file_exists(o->replaced)) unlink(tokenizer);
+    const bool has_tokenizer = o->is_moving && !file_exists(o->tokenizer) && file_exists(tokenizer);
+    if (is_moved || (o->is_moving && clear_shards(o, false, NULL) &&
+                     (!has_tokenizer || unlink(tokenizer) == 0)))
         o->is_moving = false;
     free(tokenizer);
     free(manifest);
@@ -189,4 +193,5 @@ void corpus_output_release(CorpusOutput *o, bool is_published) {
     free(o->staging);
     free(o->manifest);
     free(o->tokenizer);
+    free(o->replaced);
 }

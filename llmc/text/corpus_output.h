@@ -6,11 +6,12 @@
 #include "llmc/text/corpus_shards.h"
 
 typedef struct {
-    const char *path;                     // DIR, which must outlive this
-    char *staging, *manifest, *tokenizer; // DIR/.tmp-prepare, and files in it
-    size_t existing;                      // length of the part of path that existed before
-    int lock;                             // descriptor of the locked directory; -1: not locked
-    bool is_moving; // shards of an unfinished corpus may have their final names
+    const char *path; // DIR, which must outlive this
+    // DIR/.tmp-prepare, and files in it; replaced: the manifest of the corpus that is replaced
+    char *staging, *manifest, *tokenizer, *replaced;
+    size_t existing; // length of the part of path that existed before
+    int lock;        // descriptor of the locked directory; -1: not locked
+    bool is_moving;  // shards of an unfinished corpus may have their final names
 } CorpusOutput;
 
 // Makes the directory if needed and locks it. force: its corpus may be replaced. False: another run

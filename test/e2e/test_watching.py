@@ -125,8 +125,11 @@ def test_after_kill_9_nothing_but_the_last_line_can_be_missing(data, tmp_path):
 def test_a_file_that_cannot_grow_does_not_stop_the_run(data, tmp_path):
     result = train("-e", "L=1,C=32,NH=1,T=32", "-t", 32, "-b", 1, *QUIET, "-n", 0, *data.flags, "-x", 2500, "-o",
                    tmp_path / "run", preexec_fn=limit_file_size(400_000))  # the largest file of the checkpoint has 300 KB
-    for name in ("events.out.*", "main.log"):
-        assert len(re.findall(rf"{name}: cannot write: File too large \(.*\); the run continues", result.stderr)) == 1
+    full = r"cannot write: File too large \(.*\); the run continues"
+    assert len(re.findall(f"events.out.*: {full}", result.stderr)) == 1
+    # A shorter line may fit where one had not: then the log is complete again from there on, and the next is told anew.
+    fitted = result.stdout.count("main.log is written again")
+    assert 1 <= len(re.findall(f"main.log: {full}", result.stderr)) <= 1 + fitted <= 4
     assert "done        2500 steps" in result.stdout
 
 
