@@ -70,11 +70,15 @@ static bool train_step(Run *run, Error *err) {
     const int64_t step = state->step, tokens = setup->step_windows * setup->T;
     const bool watched = due(step + 1, setup->options.numerics_every);
     StepRecord *before = &run->records[step % 2], *record = &run->records[(step + 1) % 2];
+
+    // The device notes when the step begins.
     if (watched) model_observe(run->model, true);
     device_event_record(record->start, STREAM_COMPUTE);
     data_parallel_begin(run->shared);
-    for (int group = 0; group < share->count;
-         group++) { // one, unless --reduce-groups asks for more
+
+    // This process adds up the gradients of its groups, micro-step by micro-step; it has one group
+    // unless --reduce-groups asks for more.
+    for (int group = 0; group < share->count; group++) {
         for (int64_t done = 0, count = 0; done < step_share_windows(share, group); done += count) {
             const void *windows;
             if (signals_pending()) return true;
@@ -89,22 +93,29 @@ static bool train_step(Run *run, Error *err) {
         }
         data_parallel_end_group(run->shared, group);
     }
-    if (!data_parallel_end(run->shared, err)) return false; // the sum over all groups and processes
+
+    // The gradients are summed over all groups and processes, and the weights updated.
+    if (!data_parallel_end(run->shared, err)) return false;
     optimizer_norm(run->optimizer);
     if (!data_parallel_share_norm(run->shared, err)) return false;
     record->lr = schedule_lr(&setup->schedule, step);
     optimizer_step(run->optimizer, record->lr, tokens, watched);
     if (!data_parallel_share_weights(run->shared, err)) return false;
+
+    // The device copies the figures of the step to the record when it gets there.
     copy_d2h(record->control, model_control(run->model).data, sizeof *record->control,
              STREAM_COMPUTE);
     device_event_record(record->stop, STREAM_COMPUTE);
     record->step = state->step = step + 1;
     // in windows: a step that fails midway is read again
     state->position = dataloader_position(run->loader);
+
+    // The step before is done by now, or the host waits for it here.
     report_step(run->report, before);
     if (device_event_done(record->stop))
         report_step(run->report, record); // on the CPU always; once per record
-    return !watched || report_numerics(run, err);
+    if (watched && !report_numerics(run, err)) return false;
+    return true;
 }
 
 static void report_all(Run *run) {
@@ -138,17 +149,21 @@ static bool loop(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     if (run->setup.first_step < run->setup.total_steps) report_first_step(run->report);
     if (run->setup.resume_path && o->max_steps != 0 && comm_rank() == 0) rotate(run);
+
     for (;;) {
         const int64_t step = run->setup.state.step;
         const bool has_trained = step > run->setup.first_step;
         watch_step(step);
+
         const double limit = o->max_minutes * 60;
         BetweenSteps now = {.signal = signals_received(),
                             .timed_out = limit > 0 && now_seconds() - run->started > limit,
                             .log_exists = runlog_is_there(run->log, err)};
         if (!processes_decide(&now, err)) return false;
+
         const bool last = step >= run->setup.total_steps || (now.timed_out && has_trained);
         if (!signals_pending() && !o->interactive && !evaluate(run, last, err)) return false;
+
         // a signal during evaluation too: the resume completes it
         const bool ends = last || signals_pending();
         const bool saves = has_trained && (ends || due(step, o->checkpoint_every));
@@ -158,6 +173,7 @@ static bool loop(Run *run, Error *err) {
               processes_compare_weights(run->model, step, err)))
             return false;
         if (saves && !comm_all_ok(write_checkpoint(run, err), err)) return false;
+
         if (ends) return now.log_exists;
         if (now.log_exists && train_step(run, err)) continue;
 
@@ -183,6 +199,7 @@ static bool profile_loop(Run *run, Error *err) {
         if (!train_step(run, err)) return false;
     }
     report_all(run);
+
     // The machine may have been busy when its limits were measured, and nothing is faster than its
     // limit.
     DeviceSpeed again, *speed = &run->speed;
@@ -193,6 +210,7 @@ static bool profile_loop(Run *run, Error *err) {
         speed->matmul_flops = fmax(speed->matmul_flops, again.matmul_flops);
         speed->copy_bandwidth = fmax(speed->copy_bandwidth, again.copy_bandwidth);
     }
+
     if (*run->setup.options.output) directory = run->setup.options.output;
     return profile_report(run->log, directory, run->setup.dtype, run->speed, err);
 }
@@ -214,6 +232,7 @@ static bool score(Run *run, Error *err) {
         run->setup.state.best_val_loss = fmin(run->setup.state.best_val_loss, all.loss);
         report_validation(run->report, &all, each, now_seconds() - began);
     }
+
     for (int i = 0; i < s->choices.count; i++) {
         const double start = now_seconds();
         const ChoiceSet *set = s->choices.sets[i];
@@ -233,11 +252,13 @@ static bool sample(Run *run, Error *err) {
     GenerateOptions options = run_setup_generate(&run->setup);
     Generated drawn;
     if (comm_rank() > 0) return true;
+
     if (streamed) {
         options.sink = runlog_stream;
         options.context = run->log;
         runlog_stream(run->log, options.prompt, (int64_t)strlen(options.prompt));
     }
+
     if (!generate(run->model, &options, &drawn, err)) return false;
     if (streamed) runlog_stream(run->log, "\n", 1);
     report_generated(run->report, &drawn, streamed);
@@ -254,12 +275,15 @@ static bool evaluate(Run *run, bool last, Error *err) {
         due(step, o->val_every) || (last && (o->val_every > 0 || o->max_steps == 0));
     const bool samples = (step > 0 && due(step, o->sample_every)) || (last && o->sample_every > 0);
     if (!scores && !samples) return true;
+
     report_all(run);
     if (o->max_steps != 0 && step == run->setup.first_step) runlog_drop_evaluations(run->log, step);
     if (!data_parallel_await_weights(run->shared, err)) return false;
+
     if (scores && !score(run, err)) return false;
     if (scores && step == run->setup.first_step) store_best_loss(run);
-    return !samples || sample(run, err);
+    if (samples && !sample(run, err)) return false;
+    return true;
 }
 
 // The validation of the checkpoint that the run resumes from, made up for: a run that is done saves
@@ -295,22 +319,26 @@ static bool write_files(void *context, Error *err) {
     const Options *o = &run->setup.options;
     TrainerState *state = &run->setup.state;
     const double began = now_seconds();
+
     // The control after the last whole step. Micro-steps of the next step, which a signal or
     // missing data ended, have advanced the count of random bits in the model's control, and
     // changed nothing else that is saved.
     const StepRecord *record = &run->records[state->step % 2];
     device_event_wait(record->stop);
     state->control = *record->control;
+
     state->T = run->setup.T;
     state->learning_rate = record->lr;
     free(state->options_json);
     state->options_json = options_to_json(o, false);
     state->tokenizer = run->setup.tokenizer;
     state->extras = &run->setup.extras;
+
     char *tuning = device_tuning(); // a resume makes the same choices
     report_tuning(run->report, tuning);
     free(state->tuning);
     state->tuning = tuning;
+
     runlog_sync(run->log);
     if (!checkpoint_save(o->output, run->model, state, err)) return false;
     runlog_field(run->log, "saved", "%s/step_%08lld in %.1f s", o->output, (long long)state->step,
@@ -333,6 +361,7 @@ static void rotate(Run *run) {
 static bool export_weights(void *context, Error *err) {
     const Run *run = context;
     const RunSetup *s = &run->setup;
+
     const char *use = "";
     if (export_is_directory(s->export_path) && model_class_refuses(&s->config))
         use = ", for this program: transformers refuses heads that do not divide C";
@@ -365,6 +394,7 @@ static bool finish(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const int64_t step = run->setup.state.step, steps = step - run->setup.first_step;
     const bool trains = o->max_steps != 0 && o->profile == 0;
+
     if (trains && steps > 0 && updated_nothing(run)) { // all were skipped: the run is not done
         const char *next = "lower -l, or check the weights and the data";
         if (run->setup.dtype == DTYPE_FP16)
@@ -376,14 +406,19 @@ static bool finish(Run *run, Error *err) {
                          "nothing was saved; %s",
                          (long long)steps, next);
     }
+
     if (*o->export && !data_parallel_write(run->shared, export_weights, run, err)) return false;
     if (o->interactive) {
         GenerateOptions options = run_setup_generate(&run->setup);
         options.samples = 1;
         if (!generate_interactive(run->model, &options, err)) return false;
     }
+
     const bool done = trains && *o->output && step >= run->setup.total_steps;
-    return !done || comm_all_ok(comm_rank() > 0 || checkpoint_mark_done(o->output, step, err), err);
+    if (!done) return true;
+    bool is_marked = true;
+    if (comm_rank() == 0) is_marked = checkpoint_mark_done(o->output, step, err);
+    return comm_all_ok(is_marked, err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -397,6 +432,7 @@ static void measure_speed(Run *run) {
     const int64_t bytes = memory_plan_total(plan);
     memory_plan_destroy(plan);
     report_starting(&run->setup, bytes, run->measures_speed);
+
     if (!run->measures_speed) return;
     if (speed_measure(run->setup.dtype, (size_t)bytes, &run->speed, &unmeasured)) return;
     if (comm_rank() == 0)
@@ -411,6 +447,7 @@ static bool build_model(Run *run, Error *err) {
         return error_prefix(
             err,
             "the model was planned to fit but does not; another process may have taken memory");
+
     StepControl *control = &run->setup.state.control; // from a checkpoint, or new
     // An fp16 run resumes with its loss scale. A scale of 1 belongs to a new run, or to a run in
     // another dtype.
@@ -427,9 +464,11 @@ static bool load_model(Run *run, Error *err) {
     const char *path = run_setup_weights(&run->setup);
     const bool with_moments =
         run->setup.resume_path && o->max_steps != 0 && o->resume == RESUME_ALL;
+
     if (!path) model_init_weights(run->model, (uint64_t)o->seed);
-    return (!path || weights_file_load(run->model, path, err)) &&
-           (!with_moments || optimizer_file_load(run->model, path, err));
+    if (path && !weights_file_load(run->model, path, err)) return false;
+    if (with_moments && !optimizer_file_load(run->model, path, err)) return false;
+    return true;
 }
 
 static bool build_training(Run *run, Error *err) {
@@ -440,6 +479,7 @@ static bool build_training(Run *run, Error *err) {
         !(run->shared = data_parallel_create(&run->setup.share, run->model, overlap, err)) ||
         !(run->loader = dataloader_create(&loader, err)))
         return false;
+
     for (int i = 0; i < 2; i++) {
         StepRecord *r = &run->records[i];
         r->control = host_alloc(sizeof *r->control, err);
@@ -458,11 +498,42 @@ static bool open_log(Run *run, Error *err) {
     const char *directory = NULL;
     const int64_t first_step = only_evaluates ? INT64_MAX : run->setup.state.step;
     if (comm_rank() == 0) directory = o->output;
+
     run->log =
         runlog_open(directory, appends, first_step, options_environment("PRETRAIN_PROGRESS"), err);
     if (!run->log) return false;
     run->report = report_open(&run->setup, run->model, run->log, run->speed, run->started);
     return true;
+}
+
+// Builds everything that the run needs, in the order in which it takes memory. Returns the exit
+// code of a failure, or EXIT_OK.
+static int build_all(Run *run, Error *err) {
+    const Options *o = &run->setup.options;
+    const bool resumes = run->setup.resume_path != NULL;
+
+    measure_speed(run);
+    if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
+    if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
+
+    if (o->max_steps != 0) {
+        if (!comm_all_ok(build_training(run, err), err)) return EXIT_RUN_FAILED;
+        if (!processes_share_tuning(run->model, run->optimizer, &run->setup.share, err))
+            return EXIT_RUN_FAILED;
+        // A checkpoint may give each process only its part of the weights (model_set_compensation).
+        if (run->setup.resume_path && !(data_parallel_share_weights(run->shared, err) &&
+                                        data_parallel_await_weights(run->shared, err)))
+            return EXIT_RUN_FAILED;
+    }
+
+    // From here on there is a log that must stay complete.
+    signals_install();
+    if (o->max_steps != 0)
+        output_limit_wait(5); // seconds that a stopped pager may delay the run, once
+    if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err))
+        return EXIT_RUN_FAILED;
+    if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
+    return EXIT_OK;
 }
 
 static void close_run(Run *run) {
@@ -490,27 +561,35 @@ static void close_run(Run *run) {
 static int run_all(Run *run, Error *err) {
     const Options *o = &run->setup.options;
     const bool asks = o->plan != PLAN_NONE;
+
     if (!options_measures_speed(o, &run->measures_speed, err)) return EXIT_BAD_INPUT;
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
     if (!asks && o->gpus > 1 && comm_size() == 1)
-        return launch_processes(o->gpus, run->argv);          // and waits for them
+        return launch_processes(o->gpus, run->argv); // and waits for them
+
     if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;
-    if (!options_check_together(o, err))
-        return EXIT_BAD_INPUT; // those given now, with those of the run
-    if (!asks) { // before the device is opened, so that its threads and memory are in the right
-                 // place
+    if (!options_check_together(o, err)) return EXIT_BAD_INPUT; // those given now and the run's
+
+    // The process is bound before the device is opened, so that threads and memory are in the right
+    // place.
+    if (!asks) {
         char gpu[64];
         device_address(comm_local_rank(), gpu);
         if (options_environment("PRETRAIN_NUMA") &&
             !placement_bind(&run->setup.placement, gpu, o->threads, err))
             return EXIT_BAD_INPUT;
     }
+
     DeviceOptions device = options_device(o);
     if (!processes_share_threads(o, &device.threads, err)) return EXIT_BAD_INPUT;
     if (!comm_all_ok(device_init(&device, err), err)) return EXIT_RUN_FAILED; // before any data
+
+    // A plan ends here: it opens no data and takes no memory.
     if (asks && run_setup_plan(&run->setup, err)) return EXIT_OK;
     if (asks) return EXIT_BAD_INPUT;
+
+    // The options are resolved against the model, the data and the memory that there are.
     if (!processes_connect_devices(err) || !run_setup_resolve(&run->setup, err))
         return EXIT_BAD_INPUT;
     // A resume remembers its command once it is known to work; a new run has no other to go back
@@ -518,29 +597,17 @@ static int run_all(Run *run, Error *err) {
     const bool resumes = run->setup.resume_path != NULL;
     if (!resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err))
         return EXIT_RUN_FAILED;
-    measure_speed(run);
-    if (!comm_all_ok(build_model(run, err), err)) return EXIT_RUN_FAILED;
-    if (!comm_all_ok(load_model(run, err), err)) return EXIT_BAD_INPUT; // values that are wrong
-    if (o->max_steps != 0) {
-        if (!comm_all_ok(build_training(run, err), err)) return EXIT_RUN_FAILED;
-        if (!processes_share_tuning(run->model, run->optimizer, &run->setup.share, err))
-            return EXIT_RUN_FAILED;
-        // A checkpoint may give each process only its part of the weights (model_set_compensation).
-        if (run->setup.resume_path && !(data_parallel_share_weights(run->shared, err) &&
-                                        data_parallel_await_weights(run->shared, err)))
-            return EXIT_RUN_FAILED;
-    }
-    signals_install(); // from here on there is a log that must stay complete
-    if (o->max_steps != 0)
-        output_limit_wait(5); // seconds that a stopped pager may delay the run, once
-    if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err))
-        return EXIT_RUN_FAILED;
-    if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
+
+    const int built = build_all(run, err);
+    if (built != EXIT_OK) return built;
+
+    // The run trains, evaluates and saves, or only measures its steps.
     if (o->profile > 0 && !profile_loop(run, err)) return EXIT_RUN_FAILED;
     if (o->profile == 0 && !loop(run, err)) return EXIT_RUN_FAILED;
     if (!data_parallel_await_weights(run->shared, err)) return EXIT_RUN_FAILED;
     report_all(run);
     if (!signals_pending() && !finish(run, err)) return EXIT_RUN_FAILED;
+
     const double waited = run->loader ? dataloader_wait_seconds(run->loader) : 0;
     report_end(run->report, waited);
     if (signals_pending()) return EXIT_INTERRUPTED;
@@ -560,6 +627,7 @@ int main(int argc, char **argv) {
     Error err = {""};
     limits_start();
     device_prepare_process(argv);
+
     const OptionsResult parsed = options_parse(&run.setup.options, argc, argv, &err);
     int code = EXIT_BAD_INPUT;
     if (parsed == OPTIONS_HELP_SHOWN)
@@ -568,6 +636,7 @@ int main(int argc, char **argv) {
         code = run_all(&run, &err);
     runlog_close(run.log);
     run.log = NULL;
+
     Outcome outcome = ENDED;
     // The code decides, not the text: a forgiven error may have left a text.
     if (code != EXIT_OK && code != EXIT_INTERRUPTED && *err.text) {
@@ -576,12 +645,14 @@ int main(int argc, char **argv) {
     }
     if (watch_has_failed(&err)) outcome = FAILED_ELSEWHERE;
     if (outcome == FAILED_ELSEWHERE) code = EXIT_RUN_FAILED;
+
     if (outcome == FAILED_HERE || (outcome == FAILED_TOGETHER && comm_rank() == 0))
         format_print(stderr, "%s: %s\n", argv[0], err.text);
     if (outcome == FAILED_HERE || outcome == FAILED_ELSEWHERE) {
         device_comm_abort();
         comm_abort(code);
     }
+
     close_run(&run);
     return code;
 }

@@ -78,6 +78,7 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
                                 {"skip-bad", .flag = &o->skip_bad},
                                 {"help", 'h', .flag = &o->help},
                                 {0}};
+
     if (!tool_read_options("choices", table, argc, argv, err)) return false;
     if (o->help) return true;
     if (argc - optind != 1)
@@ -141,6 +142,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     const cJSON *context, *endings, *ending, *item;
     char found[64];
     int64_t label = 0;
+
     if (!find_either(example, "ctx", "context", &context, err) ||
         !find_either(example, "endings", "choices", &endings, err))
         return false;
@@ -150,6 +152,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     const int count = cJSON_IsArray(endings) ? cJSON_GetArraySize(endings) : 0;
     if (count < CHOICES_MIN || count > CHOICES_MAX)
         return error_set(err, "%d endings, expected %d to %d", count, CHOICES_MIN, CHOICES_MAX);
+
     if (!json_find(example, "label", &item, err)) return false;
     bool is_label = item && json_int_value(item, 0, count - 1, &label);
     // Some copies of HellaSwag have its digits in a string.
@@ -162,6 +165,7 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     if (!is_label)
         return error_set(err, "\"label\" is %s, expected 0 to %d",
                          json_describe(item, found, sizeof found), count - 1);
+
     c->length = 0;
     const int64_t head[] = {CHOICES_BEGIN, 0, c->examples, label, count};
     for (size_t i = 0; i < sizeof head / sizeof *head; i++) put_number(c, head[i], err);
@@ -220,6 +224,7 @@ static bool read_input(Choices *c, Error *err) {
         while (length > MAX_LINE && ch != EOF && ch != '\n')
             ch = getc_unlocked(file); // the remainder of it
     }
+
     if (ok && ferror(file)) ok = error_set(err, "%s: cannot be read: %s", path, strerror(errno));
     if (ok && c->examples == 0) ok = error_set(err, "%s: has no examples", path);
     fclose(file);
@@ -266,6 +271,7 @@ static int run(Choices *c, Error *err) {
                   tokenizer_vocab(c->tokenizer), CHOICES_BEGIN);
         return EXIT_BAD_INPUT;
     }
+
     c->encoder = encoder_create(c->tokenizer);
     c->line = memory_new(MAX_LINE + 2, 1);
     c->text = memory_new(MAX_LINE + 2, 1);
@@ -293,6 +299,7 @@ int main(int argc, char **argv) {
         c.options = &options;
         code = run(&c, &err);
     }
+
     if (c.stream) fclose(c.stream);
     free(c.data);
     free(c.line);

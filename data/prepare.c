@@ -86,10 +86,12 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
         CORPUS_TOOL_OPTIONS(&o->tool),
         {0}};
     corpus->shard_tokens = 100000000;
+
     if (!tool_read_options("prepare", table, argc, argv, err)) return false;
     if (o->tool.help) return true;
     if (!corpus->inputs.output || !*corpus->inputs.output)
         return error_set(err, "-o DIR is missing: the directory for the shards");
+
     if (strncmp(o->tokenizer, "train:", 6) == 0) {
         char number[32];
         const size_t length = strcspn(o->tokenizer + 6, ":");
@@ -106,6 +108,7 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
             return error_prefix(err, "--tokenizer %s", o->tokenizer);
     }
     if (!corpus_tool_take_inputs(&o->tool, argv + optind, argc - optind, err)) return false;
+
     const char *given = o->val_fraction;
     const bool val = o->split && strcmp(o->split, "val") == 0;
     double *fraction = &corpus->val_fraction;
@@ -136,6 +139,7 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
            format_plural(c->documents), bytes, format_bytes((double)bytes, size, sizeof size),
            format_duration(seconds, duration, sizeof duration));
     corpus_tool_print_skipped(c);
+
     if (o->tokenizer && tokenizer_expects_nfc(o->tokenizer))
         printf("  note: the tokenizer normalizes texts to NFC, which is not done here: give them "
                "in NFC\n");
@@ -147,6 +151,7 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
         printf("  note: validation was to have %g%% of the tokens; the documents are too few, or "
                "too long, for that\n",
                100 * val_fraction);
+
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         const int64_t tokens = c->side[side].tokens, shards = result->num_shards[side];
         char *first = corpus_shard_path(output, side, 0), *pattern = path_numbered(first);
@@ -174,6 +179,7 @@ int main(int argc, char **argv) {
         fputs(HELP, stdout);
         return EXIT_OK;
     }
+
     if (ok && !corpus->vocab) {
         tokenizer = tokenizer_named(options.tokenizer, &err);
         ok = tokenizer != NULL;
@@ -183,6 +189,7 @@ int main(int argc, char **argv) {
                            "document begins with",
                            options.tokenizer);
     }
+
     int status = EXIT_BAD_INPUT;
     if (ok) {
         CorpusDisplay display = corpus_display("prepare");
@@ -197,6 +204,7 @@ int main(int argc, char **argv) {
         if (status == EXIT_OK) print_summary(corpus, &result, now_seconds() - start);
         corpus_counts_clear(&result.counts);
     }
+
     tokenizer_free(tokenizer);
     if (status != EXIT_OK) fprintf(stderr, "prepare: %s\n", err.text);
     return status;

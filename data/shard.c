@@ -59,6 +59,7 @@ static bool read_options(Look *l, int argc, char **argv, Error *err) {
                                 {"tokenizer", .text = &l->tokenizer, .is_path = true},
                                 {"help", 'h', .flag = &l->help},
                                 {0}};
+
     if (!tool_read_options("shard", table, argc, argv, err)) return false;
     if (l->help) return true;
     if (optind < argc) l->command = argv[optind];
@@ -96,6 +97,7 @@ static bool scan_shard(Look *l, const Shard *s, int64_t vocab, int64_t eot, Erro
             if (l->block[i] > l->largest) l->largest = l->block[i];
             l->num_eot += l->block[i] == eot;
         }
+
         if (vocab == 0 || l->largest < vocab) continue;
         int64_t i = 0;
         while (l->block[i] < vocab) i++;
@@ -170,6 +172,7 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     if (!scan_shard(l, s, vocab, -1, err) ||
         !file_checksum(s->path, &found.bytes, &found.xxh3, err))
         return false;
+
     char *directory = path_parent(s->path), *path = path_join(directory, "manifest.json");
     const char *compared = "no manifest.json next to it";
     const cJSON *entry = NULL;
@@ -181,6 +184,7 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
                           error_prefix(err, "%s", path));
         compared = "not in manifest.json";
     }
+
     if (ok && entry) {
         compared = "as in manifest.json";
         ok = corpus_manifest_read_shard(entry, &stated, err);
@@ -196,6 +200,7 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
                            stated.xxh3, found.xxh3);
         if (!ok) error_prefix(err, "%s: %s", s->path, path);
     }
+
     cJSON_Delete(manifest);
     free(path);
     free(directory);
@@ -216,6 +221,7 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     if (l->at >= s->num_tokens)
         return error_set(err, "--at %" PRId64 ": %s has %" PRId64 " tokens", l->at, s->path,
                          s->num_tokens);
+
     // A given tokenizer needs no limit of a model, and no shards that state their vocabulary.
     if (*l->tokenizer && set->vocab == 0) {
         t = tokenizer_open(l->tokenizer, err);
@@ -228,6 +234,7 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
                        "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
                        "data/gpt2-tokenizer (%s gpt2-tokenizer)",
                        s->path, path_of_tool("data/get.py").text);
+
     const int64_t end = l->at + min_i64(l->count, s->num_tokens - l->at);
     for (int64_t at = l->at; ok && at < end; at++) {
         size_t length;
@@ -248,6 +255,7 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
         }
         printf("\"%s\n", length == 0 ? " (not a token of this tokenizer)" : "");
     }
+
     tokenizer_free(t);
     return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
 }

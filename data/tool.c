@@ -94,6 +94,7 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
             program_print_version();
             exit(EXIT_OK);
         }
+
     opterr = 0;
     for (int found; (found = getopt_long_only(argc, argv, letters, names, NULL)) != -1;) {
         const char *word = argv[optind - 1];
@@ -114,6 +115,7 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
         if (found == ':')
             return error_set(err, "%s needs a value; %s --help lists the options", word,
                              tool_path(program).text);
+
         if (o->flag) *o->flag = true;
         if (o->letter == 'h') return true;
         if (o->flag) continue;
@@ -153,12 +155,14 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
         return error_set(err, "--field: a name has at most %d bytes", MAX_FIELD_BYTES);
     if (o->split_at && (!*o->split_at || strlen(o->split_at) > MAX_FIELD_BYTES))
         return error_set(err, "--split-at: expected a text of 1 to %d bytes", MAX_FIELD_BYTES);
+
     o->inputs.format = FORMAT_BY_CONTENT;
     if (tool->format) o->inputs.format = FORMAT_LINES;
     if (txt) o->inputs.format = FORMAT_TEXT;
     o->inputs.arguments = inputs;
     o->inputs.count = count;
     o->threads = (int)tool->threads;
+
     if (count == 0)
         return error_set(err, "no FILE or DIR to read; %s --help shows the usage",
                          tool_path(tool->program).text);
@@ -194,6 +198,7 @@ void corpus_display_progress(void *display, const CorpusProgress *p) {
     if (now - d->last_shown < interval) return;
     d->last_shown = now;
     d->is_drawn = true;
+
     // "337 MiB, 160.6M tokens, 33.7 MiB/s, eta 18s"
     char right[160], line[512], bytes[32], tokens[32], rate_text[32], eta[32];
     double rate = 0, left = -1, fraction = 0;
@@ -205,6 +210,7 @@ void corpus_display_progress(void *display, const CorpusProgress *p) {
     format_bytes(rate, rate_text, sizeof rate_text);
     format_duration(left, eta, sizeof eta);
     format_count((double)p->tokens, tokens, sizeof tokens);
+
     if (p->stage == STAGE_MERGE) {
         fraction = (double)p->tokens / (double)p->vocab;
         snprintf(right, sizeof right, "merging, %" PRId64 " of %" PRId64 " tokens", p->tokens,
@@ -214,6 +220,7 @@ void corpus_display_progress(void *display, const CorpusProgress *p) {
     } else {
         snprintf(right, sizeof right, "%s, %s tokens, %s/s, eta %s", bytes, tokens, rate_text, eta);
     }
+
     if (d->is_terminal)
         fprintf(stderr, "\r%s\033[K",
                 progress_render(fraction, d->program, right, terminal_width(), terminal_is_utf8(),

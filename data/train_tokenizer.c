@@ -61,6 +61,7 @@ static bool read_options(TrainOptions *o, int argc, char **argv, Error *err) {
         {"pattern", .text = &o->pattern},
         CORPUS_TOOL_OPTIONS(&o->tool),
         {0}};
+
     if (!tool_read_options("train_tokenizer", table, argc, argv, err)) return false;
     if (o->tool.help) return true;
     if (!*o->output) return error_set(err, "-o FILE is missing: the tokenizer.json to write");
@@ -86,6 +87,7 @@ int main(int argc, char **argv) {
         fputs(HELP, stdout);
         return EXIT_OK;
     }
+
     char *directory = path_parent(o->output);
     struct stat st;
     if (ok && stat(o->output, &st) == 0 && S_ISDIR(st.st_mode))
@@ -94,6 +96,7 @@ int main(int argc, char **argv) {
     if (ok && access(directory, W_OK | X_OK) != 0)
         ok = error_set(&err, "%s: cannot be written: %s", o->output,
                        path_reason(o->output, errno).text);
+
     CorpusDisplay display = corpus_display("train_tokenizer");
     const double start = now_seconds();
     corpus->vocab_option = "--vocab-size ";
@@ -103,6 +106,7 @@ int main(int argc, char **argv) {
     int status = ok ? corpus_vocabulary(corpus, directory, &counts, &t, &err) : EXIT_BAD_INPUT;
     corpus_display_clear(&display);
     if (status == EXIT_OK && !tokenizer_write(t, o->output, &err)) status = EXIT_RUN_FAILED;
+
     if (status == EXIT_OK) {
         char size[32], duration[32];
         const int64_t bytes = counts.side[CORPUS_TRAIN].bytes;
@@ -115,6 +119,7 @@ int main(int argc, char **argv) {
                      format_duration(now_seconds() - start, duration, sizeof duration));
         corpus_tool_print_skipped(&counts);
     }
+
     tokenizer_free(t);
     corpus_counts_clear(&counts);
     free(directory);

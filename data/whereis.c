@@ -95,6 +95,7 @@ static bool read_log(const char *path, cJSON *events, Error *err) {
         else
             cJSON_Delete(event); // -x 0 reads nothing
     }
+
     if (!file || ferror(file))
         ok = error_set(err, "cannot be read: %s", path_reason(path, errno).text);
     if (ok && !events->child) ok = error_set(err, "has no training run");
@@ -146,6 +147,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
     const int sources = set.mixture.count;
     Mixture m = {.count = 1, .weights = {1}, .total = 1};
     if (s->mixture.count > 0) m = s->mixture;
+
     // Other shards under the same names would silently give wrong answers.
     const bool same =
         m.count == sources && s->num_windows == set.num_windows && s->num_tokens == set.num_tokens;
@@ -162,6 +164,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
                      " at a time, from %" PRId64 " windows of %s, seed %" PRId64 "\n",
                      step, s->step_windows, s->T, s->B, set.num_windows, path_quoted(pattern).text,
                      s->seed);
+
     if (same)
         printf("%11s %10s %6s %10s %12s %12s  %s\n", "micro-batch", "position", "epoch", "window",
                "token", "byte", "file");
@@ -179,6 +182,7 @@ static bool print_step(const Start *s, const char *step, int64_t position, const
                      i / s->B + 1, p, draw.index / source->num_windows + 1, window, token,
                      SHARD_HEADER_BYTES + token * set.token_bytes, path_quoted(path).text);
     }
+
     sources_close(&set);
     return same;
 }
@@ -199,12 +203,14 @@ int main(int argc, char **argv) {
         fputs(HELP, stdout);
         return EXIT_OK;
     }
+
     char **words = argv + optind;
     if (ok && argc - optind != 2 && argc - optind != 3)
         ok = error_set(&err, "expected RUN and STEP; %s --help shows the usage",
                        tool_path("whereis").text);
     if (ok && !tool_read_number("", words[1], 1, INT64_MAX, &step, NULL))
         ok = error_set(&err, "STEP %s: expected a number of at least 1", words[1]);
+
     const char *run = ok ? words[0] : "";
     char *log = path_join(run, "main.log"), *pattern = NULL;
     cJSON *events = cJSON_CreateArray();
@@ -212,6 +218,7 @@ int main(int argc, char **argv) {
     if (ok && argc - optind == 3) pattern = strdup(words[2]);
     if (ok && !pattern) pattern = mixture_map(start.train_data, typed_in_run, start.directory);
     ok = ok && print_step(&start, words[1], position, pattern, &err);
+
     cJSON_Delete(events);
     free(log);
     free(pattern);

@@ -91,10 +91,12 @@ void argument_nearest_foreign(NearestName *nearest) {
                    {"save-steps", "-n STEPS"},
                    {"eval-interval", "-v STEPS"},
                    {"gradient-checkpointing", "-r"}};
+
     char typed[sizeof nearest->typo];
     snprintf(typed, sizeof typed, "%s", nearest->typo);
     for (char *p = typed; *p; p++)
         if (*p == '_') *p = '-';
+
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (strcasecmp(typed, foreign[i].name) == 0)
             snprintf(nearest->text, sizeof nearest->text, "%s", foreign[i].ours);

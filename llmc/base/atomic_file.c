@@ -65,6 +65,7 @@ static bool open_temporary(AtomicFile *f) {
         close(f->fd);
         f->fd = -1;
     }
+
     errno = EEXIST;
     return false;
 }
@@ -77,6 +78,7 @@ AtomicFile *atomic_file_create(const char *path, Error *err) {
     f->buffer = malloc(BUFFER_BYTES);
     REQUIRE_MEMORY(f->path && f->hash && f->buffer, "a file buffer");
     XXH3_64bits_reset(f->hash);
+
     struct stat old; // a device or a pipe must not be replaced
     const bool special = stat(path, &old) == 0 && !S_ISREG(old.st_mode) && !S_ISDIR(old.st_mode);
     f->fd = f->lock = -1;
@@ -132,11 +134,13 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
     }
     if (ok && rename(f->temporary, f->path) != 0)
         ok = atomic_file_fail(f, "rename into place", errno);
+
     if (!ok || !directory_sync_parent(f->path, &f->error)) {
         error_set(err, "%s", f->error.text);
         atomic_file_abandon(f);
         return false;
     }
+
     if (bytes) *bytes = f->bytes;
     if (checksum) *checksum = XXH3_64bits_digest(f->hash);
     atomic_file_free(f);

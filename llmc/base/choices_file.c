@@ -63,6 +63,7 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
         if (end - sum - 1 != SUM_DIGITS || memcmp(sum + 1, expected, SUM_DIGITS) != 0) return NULL;
         length = (size_t)(sum - line);
     }
+
     const size_t key_length = (size_t)(tab - line), digits = length - key_length - 1;
     if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 ||
         digits > 2 * CHOICES_VALUE_MAX)
@@ -71,6 +72,7 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
         if (line[i] < ' ' || line[i] > '~') return NULL;
     for (size_t i = key_length + 1; i < length; i++)
         if (!isxdigit((unsigned char)line[i]) || isupper((unsigned char)line[i])) return NULL;
+
     ChoiceEntry *e = calloc(1, sizeof *e);
     REQUIRE_MEMORY(e, "a measured choice");
     memcpy(e->line, line, length);
@@ -205,8 +207,8 @@ void choices_file_put(const char *key, const void *value, size_t size) {
     const int fd = mkstemp(temporary);
     bool ok = fd >= 0 && file_write_all(fd, path, text, strlen(text), NULL);
     if (fd >= 0) ok = close(fd) == 0 && ok;
-    ok = ok &&
-         (!cache.foreign || own_file_move_aside(path, "holds no choices of this program", 0, NULL));
+    if (ok && cache.foreign)
+        ok = own_file_move_aside(path, "holds no choices of this program", 0, NULL);
     if (fd >= 0 && (!ok || rename(temporary, path) != 0)) (void)unlink(temporary);
     free(directory);
     free(text);

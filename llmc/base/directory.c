@@ -18,9 +18,10 @@
 // be unreadable; on those nothing more can be done.
 bool directory_sync(const char *path, Error *err) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 && errno == EACCES) return true;
     if (fd < 0)
-        return errno == EACCES || error_set(err, "%s: cannot open the directory: %s", path,
-                                            path_reason(path, errno).text);
+        return error_set(err, "%s: cannot open the directory: %s", path,
+                         path_reason(path, errno).text);
     bool ok = fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP;
     if (!ok) error_set(err, "%s: cannot flush the directory to disk: %s", path, strerror(errno));
     close(fd);
@@ -173,6 +174,7 @@ bool directory_remove(const char *path, Error *err) {
     if (is_link(path))
         return unlink(path) == 0 ||
                error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
+
     if (!directory_list(path, &names, &count, err)) return false;
     bool ok = true;
     for (int i = 0; ok && i < count; i++) {
@@ -181,6 +183,7 @@ bool directory_remove(const char *path, Error *err) {
             ok = error_set(err, "%s: cannot remove: %s", entry, path_reason(entry, errno).text);
         free(entry);
     }
+
     directory_list_free(names, count);
     if (ok && rmdir(path) != 0)
         ok = error_set(err, "%s: cannot remove the directory: %s", path,
@@ -194,6 +197,7 @@ bool directory_merge(const char *from, const char *to, const char *key, bool key
     bool ok =
         (mkdir(to, 0755) == 0 || errno == EEXIST) && directory_list(from, &names, &count, NULL);
     if (!ok) return false;
+
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; ok && i < count; i++) {
             const bool is_key = key && strcmp(names[i], key) == 0;
@@ -203,8 +207,10 @@ bool directory_merge(const char *from, const char *to, const char *key, bool key
             free(source);
             free(target);
         }
-        ok = ok && directory_sync(to, NULL) && directory_sync(from, NULL);
+        if (ok) ok = directory_sync(to, NULL);
+        if (ok) ok = directory_sync(from, NULL);
     }
+
     const int reason = errno;
     directory_list_free(names, count);
     errno = reason;

@@ -54,6 +54,7 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
     *fd = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     bool ok =
         *fd >= 0 || error_set(err, "%s: cannot be opened: %s", path, path_reason(path, errno).text);
+
     if (ok && !file_lock(*fd)) {
         if (!is_own_lock(*fd) || pread(*fd, holder, sizeof holder - 1, 0) < 1)
             snprintf(holder, sizeof holder, "another process");
@@ -75,6 +76,7 @@ bool directory_hold(const char *directory, int *fd, Error *err) {
         // For the message only: if the disk is full, the message names no process.
         if (ftruncate(*fd, 0) != 0 || pwrite(*fd, holder, (size_t)n, 0) != n) errno = 0;
     }
+
     if (!ok && *fd >= 0) {
         close(*fd);
         *fd = -1;

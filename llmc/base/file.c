@@ -102,12 +102,14 @@ bool file_checksum(const char *path, int64_t *bytes, uint64_t *checksum, Error *
     char *buffer = malloc(min_size((size_t)size + 1, CHECKSUM_PIECE));
     REQUIRE_MEMORY(hash && buffer, "a file buffer");
     XXH3_64bits_reset(hash);
+
     bool ok = true;
     for (int64_t at = 0; ok && at < size; at += CHECKSUM_PIECE) {
         size_t n = (size_t)min_i64(size - at, CHECKSUM_PIECE);
         ok = file_read_at(fd, path, at, buffer, n, err);
         if (ok) XXH3_64bits_update(hash, buffer, n);
     }
+
     *bytes = size;
     *checksum = XXH3_64bits_digest(hash);
     XXH3_freeState(hash);

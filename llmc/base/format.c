@@ -82,6 +82,7 @@ const char *format_duration(double seconds, char *buf, int size) {
         snprintf(buf, room, "?");
         return buf;
     }
+
     long long s = llround(seconds);
     if (seconds < 9.95) {
         snprintf(buf, room, "%.1fs", seconds);

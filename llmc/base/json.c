@@ -33,12 +33,14 @@ cJSON *json_parse(const char *text, size_t bytes, Error *err) {
         error_set(err, "not valid JSON: byte %td of %zu is not UTF-8", valid - text, bytes);
         return NULL;
     }
+
     end = text;
     cJSON *root = cJSON_ParseWithLengthOpts(text, bytes, &end, false);
     if (!root) {
         error_set(err, "not valid JSON near byte %td of %zu", end - text, bytes);
         return NULL;
     }
+
     while (end < text + bytes && strchr(" \t\r\n", *end) && *end != '\0') end++;
     if (end < text + bytes)
         error_set(err, "bytes after the JSON value, which ends at byte %td of %zu", end - text,

@@ -162,18 +162,21 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     FILE *f = fopen(path, "re");
     if (!f) return;
+
     while (fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
         char *controllers = strchr(line, ':'), *group = NULL, *rest = NULL;
         if (controllers) group = strchr(controllers + 1, ':');
         if (!group) continue;
         *group++ = '\0';
+
         const bool is_second = *++controllers == '\0';
         bool has_it = is_second;
         for (char *name = strtok_r(controllers, ",", &rest); name;
              name = strtok_r(NULL, ",", &rest))
             has_it |= strcmp(name, controller) == 0;
         if (!has_it) continue;
+
         snprintf(mount, sizeof mount, "%s/sys/fs/cgroup%s%s", root, is_second ? "" : "/",
                  is_second ? "" : controller);
         for (bool is_top = false;

@@ -46,12 +46,14 @@ static ssize_t output_write(void *cookie, const char *data, size_t n) {
     double waited_ms = 0;
     if (o->is_stuck && write_now(o, left_out, sizeof left_out - 1) <= 0) return (ssize_t)n;
     o->is_stuck = false;
+
     for (size_t done = 0; done < n;) {
         const ssize_t taken = write_now(o, data + done, n - done);
         if (taken > 0) done += (size_t)taken;
         if (taken == 0 || (taken < 0 && errno != EAGAIN && errno != EINTR))
             return 0; // an error of the stream
         if (taken > 0) continue;
+
         double limit = limit_ms;
         if (in_hurry) limit = fmin(HURRY_MS, limit);
         o->is_stuck = waited_ms >= limit;

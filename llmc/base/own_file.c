@@ -28,6 +28,7 @@ void own_file_mark_header(int32_t header[OWN_FILE_HEADER_INTS]) {
 static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) {
     char *head = malloc(OWN_FILE_MARK_BYTES);
     REQUIRE_MEMORY(head, "the beginning of a file");
+
     // a pipe of this name must not hold us up
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int64_t size = -1;
@@ -40,6 +41,7 @@ static bool has_mark_or_zeros(const char *path, const char *mark, size_t zeros) 
     const bool is_read = size >= 0 && file_read_at(fd, path, 0, head, n, NULL);
     if (size >= 0 && !is_read) unread = errno;
     if (fd >= 0) close(fd);
+
     bool is_zero = true;
     for (size_t i = 0; is_read && is_zero && i < n && i < zeros; i++) is_zero = head[i] == '\0';
     const bool is_ours = is_read && (is_zero || memmem(head, n, mark, strlen(mark)));
@@ -57,6 +59,7 @@ bool own_file_move_aside(const char *path, const char *why, int unread, Error *e
     bool ok;
     if (unread != 0)
         return error_set(err, "%s: cannot be read: %s", path, path_reason(path, unread).text);
+
     do {
         free(aside);
         aside = path_unused(path);
@@ -66,6 +69,7 @@ bool own_file_move_aside(const char *path, const char *why, int unread, Error *e
         if (!ok && (errno == EINVAL || errno == ENOSYS || errno == ENOTSUP || errno == EXDEV))
             ok = directory_move(path, aside, NULL);
     } while (!ok && errno == EEXIST); // another process took that name
+
     if (ok)
         format_print(stderr, "%s %s; it was renamed to %s\n", path, why, aside);
     else
@@ -118,6 +122,7 @@ bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count
     int found, unread = 0;
     bool ok = directory_list(directory, &names, &found, err);
     if (!ok) unread = (int)positive_or(errno, EIO);
+
     for (int i = 0; ok && i < found; i++) {
         char *path = path_join(directory, names[i]);
         ok = strncmp(names[i], ".nfs", 4) == 0;
@@ -134,6 +139,7 @@ bool own_directory_is(const char *directory, const OwnFileKind *kinds, int count
         if (!ok) error_set(err, "%.100s in it was not written by this program", names[i]);
         free(path);
     }
+
     directory_list_free(names, found);
     errno = unread;
     return ok;

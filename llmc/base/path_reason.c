@@ -50,6 +50,7 @@ static bool explain_prefix(PathReason *r, const char *prefix, bool is_last) {
         return append_part(r, ": '%.*s' is a link to '%s', which does not exist", SHOWN, prefix,
                            target);
     }
+
     if (is_last) return false;
     if (!S_ISDIR(st.st_mode))
         return append_part(r, ": '%.*s' is %s", SHOWN, prefix, path_kind(st.st_mode));

@@ -26,6 +26,7 @@ QuotedPath path_quoted(const char *path) {
     static atomic_uint made;
     char *const text = texts[atomic_fetch_add(&made, 1) % QUOTED_PATHS], *out = text;
     const char *const end = text + sizeof *texts;
+
     bool ansi = false;
     const char *c = path;
     while (*c && !ansi) {
@@ -33,6 +34,7 @@ QuotedPath path_quoted(const char *path) {
         ansi = length == 0;
         c += length;
     }
+
     // Bytes that no shell changes, wherever they are in a word.
     c = path;
     while (isalnum((unsigned char)*c) || (*c && strchr("_@%+:,./-=", *c))) c++;
@@ -40,6 +42,7 @@ QuotedPath path_quoted(const char *path) {
     out = stpcpy(out, ansi ? "$" : "");
     out = stpcpy(out, plain ? "" : "'");
     if (*path == '-') out = stpcpy(out, "./");
+
     // The characters between the quotes of '...', or of $'...', which has escapes for all bytes.
     for (c = path; *c && end - out > 8;) {
         const int length = utf8_visible_length(c, strlen(c));
@@ -137,6 +140,7 @@ char *path_typed_in(const char *directory, const char *pattern) {
     char *there = is_here ? strdup(pattern) : path_in(directory, pattern); // a file by its name
     REQUIRE_MEMORY(there, "a path");
     free(here);
+
     if (!is_here && !file_exists(there)) {
         char **names, *escaped = path_escaped(directory);
         int count;

@@ -89,6 +89,7 @@ static Moved tcp_move(int fd, short event, void *data, size_t bytes, double dead
             continue;
         }
         if (n == 0 || (errno != EAGAIN && errno != EINTR)) return ENDED;
+
         const double left = fmin(1e3 * (deadline - now_seconds()), INTERRUPT_MS);
         const int ready =
             poll(&(struct pollfd){fd, (short)(event | POLLIN), 0}, 1, (int)ceil(fmax(left, 0)));
@@ -220,6 +221,7 @@ static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     h.run_id[sizeof h.run_id - 1] = h.host[sizeof h.host - 1] = '\0';
     const bool fits = h.size == (uint32_t)tcp.size && h.rank < h.size && h.purpose < PURPOSES;
     int *socket = fits ? &tcp.sockets[(int)h.purpose * tcp.size + (int)h.rank] : NULL;
+
     if (strcmp(h.run_id, place->run_id) != 0)
         error_set(&why, "its run is '%s', process 0's is another", h.run_id);
     else if (!fits)
@@ -229,6 +231,7 @@ static bool tcp_admit(const Place *place, int fd, Hello h, Error *refusal) {
     else
         *socket = fd;
     if (*why.text) error_set(refusal, "process %u on %s was refused: %s", h.rank, h.host, why.text);
+
     Frame answer = {FRAME_MAGIC, FRAME_ACCEPTED, 0, 0};
     if (*why.text) answer = (Frame){FRAME_MAGIC, FRAME_ERROR, 0, strlen(refusal->text)};
     tcp_send(fd, answer, refusal->text, answer.bytes, 0); // does not wait

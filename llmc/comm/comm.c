@@ -137,9 +137,11 @@ bool comm_lost(Error *err) {
 
 bool comm_gather(const void *mine, void *all, size_t bytes, Error *err) {
     watch_collective("messages of all");
-    if (comm.channel)
-        return comm.channel->exchange(EXCHANGE_GATHER, mine, all, bytes, err) || comm_lost(err);
-    memcpy(all, mine, bytes);
+    if (!comm.channel) {
+        memcpy(all, mine, bytes);
+        return true;
+    }
+    if (!comm.channel->exchange(EXCHANGE_GATHER, mine, all, bytes, err)) return comm_lost(err);
     return true;
 }
 
@@ -177,6 +179,7 @@ bool comm_all_ok(bool ok, Error *err) {
     while (failed < comm.place.size && flags[failed]) failed++;
     free(flags);
     if (failed == comm.place.size) return true;
+
     Error mine = {""};
     if (!ok) mine = *err;
     Error *texts = comm_gather_new(&mine, sizeof mine, err);

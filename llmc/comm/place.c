@@ -189,6 +189,7 @@ static bool place_read_server(Place *place, const char *server, Error *err) {
         end = colon;
         port = colon + 1;
     }
+
     int64_t number = place->port;
     if (port && !place_number("the port of -ps", port, 1, LAST_PORT, &number, err)) return false;
     place->port = (int)number;

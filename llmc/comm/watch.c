@@ -59,7 +59,9 @@ bool watch_has_failed(Error *err) {
 static bool (*watch_device_failed)(Error *err);
 void watch_device(bool (*has_failed)(Error *err)) { watch_device_failed = has_failed; }
 bool watch_is_lost(Error *err) {
-    return watch_has_failed(err) || (watch_device_failed && watch_device_failed(err));
+    if (watch_has_failed(err)) return true;
+    if (!watch_device_failed) return false;
+    return watch_device_failed(err);
 }
 
 static void watch_tell_all(const char *text) {

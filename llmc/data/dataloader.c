@@ -50,6 +50,7 @@ int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key) {
     const uint64_t mask = ((uint64_t)1 << half) - 1;
     uint64_t round_key[ROUNDS];
     for (uint64_t r = 0; r < ROUNDS; r++) round_key[r] = mix64(key + (r + 1) * 0x9E3779B97F4A7C15u);
+
     uint64_t x = (uint64_t)i;
     do { // follows the cycle of i until it is inside [0, n): at most four turns on average
         uint64_t left = x >> half, right = x & mask;

@@ -274,6 +274,7 @@ char *mixture_guess(const char *text) {
     double weights[MIXTURE_MAX];
     int count = 0, numbers = 0;
     bool number_first = false, understood = words != NULL;
+
     for (char *word; understood && (word = strsep(&left, separators));) {
         char *end;
         double number = strtod(word, &end);
@@ -292,12 +293,14 @@ char *mixture_guess(const char *text) {
     }
     understood = understood && (count > 1 || (count == 1 && numbers > 0)) &&
                  (numbers == 0 || numbers == count);
+
     size_t bytes;
     FILE *out = understood ? text_open(&guess, &bytes) : NULL;
     for (int i = 0; out && i < count; i++) {
         const double weight = numbers > 0 ? weights[i] : 1;
         fprintf(out, "%s%s:%g", i > 0 ? "," : "", patterns[i], weight);
     }
+
     if (out) fclose(out);
     free(words);
     return guess;

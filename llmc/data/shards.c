@@ -120,6 +120,7 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
     int64_t size;
     shard->fd = -1;
     REQUIRE_MEMORY((shard->path = strdup(path)), "a path");
+
     if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) {
         char *escaped = path_escaped(path), *pattern = path_join(escaped, "train_*.bin");
         error_set(
@@ -131,6 +132,7 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
         free(pattern);
         return false;
     }
+
     shard->fd = file_open(path, &size, err);
     if (shard->fd < 0) return false;
     shard->bytes = size;
@@ -139,6 +141,7 @@ static bool open_shard(Shard *shard, const char *path, Error *err) {
         shard->inode = st.st_ino;
         shard->written = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     }
+
     int32_t h[SAMPLE_BYTES / sizeof(int32_t)];
     for (int i = 0; i < SAMPLES; i++) {
         const int64_t got =
@@ -158,6 +161,7 @@ static bool add_contents(const Shard *shard, int64_t *left, uint64_t *contents, 
         *contents = XXH3_64bits_withSeed(&shard->written, sizeof shard->written, *contents);
         return true;
     }
+
     char *block = memory_new(BLOCK, 1);
     int64_t got = 0;
     for (int64_t at = 0; at < shard->bytes; at += got) {
@@ -165,6 +169,7 @@ static bool add_contents(const Shard *shard, int64_t *left, uint64_t *contents, 
         if (got <= 0) break;
         *contents = XXH3_64bits_withSeed(block, (size_t)got, *contents);
     }
+
     free(block);
     *left -= shard->bytes;
     if (got > 0) return true;
@@ -192,6 +197,7 @@ bool shards_agree(const char *what, int64_t value, int64_t unstated, const char 
 static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
     enum { OTHERS = 128 }; // descriptors for libraries, logs, checkpoints
     set->shards = memory_zeroed(count, sizeof *set->shards);
+
     // 1024 descriptors are a common soft limit, and a corpus may have more shards than that. If
     // even the hard limit is too low, open() reports it.
     struct rlimit limit;
@@ -201,6 +207,7 @@ static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
         if (limit.rlim_cur > limit.rlim_max) limit.rlim_cur = limit.rlim_max;
         setrlimit(RLIMIT_NOFILE, &limit);
     }
+
     const char *files[3] = {NULL}; // those that state a fact first
     int64_t token_bytes = 0, left = SHARDS_WHOLE_BYTES;
     for (int i = 0; i < count; i++) {
@@ -223,6 +230,7 @@ static bool open_paths(ShardSet *set, char **paths, int count, Error *err) {
             return error_set(err, "%s: the token counts up to this file do not fit in 64 bits",
                              paths[i]);
     }
+
     if (set->num_windows > 0) return true;
     const Shard *longest = &set->shards[0];
     for (int i = 1; i < set->count; i++)
@@ -240,6 +248,7 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
     char **paths;
     int count;
     if (!files_match(pattern, &paths, &count, err)) return false;
+
     if (count == 0) { // names shards beside those of the pattern, or how to make some
         char *parent = path_parent(pattern), *beside = path_join(parent, "*.bin"), **names = NULL;
         int others = 0;
@@ -258,7 +267,9 @@ bool shards_open(ShardSet *set, const char *pattern, int64_t T, Error *err) {
         free(beside);
         free(parent);
     }
-    const bool ok = count > 0 && open_paths(set, paths, count, err);
+
+    bool ok = count > 0;
+    if (ok) ok = open_paths(set, paths, count, err);
     directory_list_free(paths, count);
     if (!ok) shards_close(set);
     return ok;
@@ -279,12 +290,14 @@ void shards_close(ShardSet *set) {
 char *shards_validation_pattern(const char *pattern) {
     static const char train[] = "train";
     char *escaped, *result = NULL, *at = NULL;
+
     if (file_exists(pattern))
         // a file by its name, which is no pattern even if it looks like one
         escaped = path_escaped(pattern);
     else
         escaped = strdup(pattern);
     REQUIRE_MEMORY(escaped, "a pattern");
+
     char *last_part = strrchr(escaped, '/');
     if (!last_part) last_part = escaped;
     for (char *p = last_part; (p = strstr(p, train)); p++) at = p;
@@ -409,6 +422,7 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     REQUIRE(vocab >= 0 && vocab <= (token_bytes == 2 ? 65536 : INT32_MAX) && eot >= -1 &&
                 eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
+
     const char header[SHARD_HEADER_BYTES] = {
         0}; // all zeros is not a shard, in case the file is found half written
     ShardWriter *w = memory_zeroed(1, sizeof *w);
@@ -416,6 +430,7 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
     w->token_bytes = token_bytes;
     w->vocab = vocab;
     w->eot = eot;
+
     errno = 0;
     const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd >= 0) w->file = fdopen(fd, "wb");
@@ -446,6 +461,7 @@ bool shard_writer_commit(ShardWriter *w, Error *err) {
         h[SHARD_FIELD_TOKEN_BYTES_V2] = w->token_bytes;
         memcpy(&h[SHARD_FIELD_COUNT_V2], &w->num_tokens, sizeof w->num_tokens);
     }
+
     errno = 0;
     bool ok = !ferror(w->file) && fseeko(w->file, 0, SEEK_SET) == 0 &&
               fwrite(h, sizeof h, 1, w->file) == 1 && fflush(w->file) == 0 &&

@@ -58,6 +58,7 @@ bool sources_open(Sources *s, const char *text, int64_t T, Error *err) {
     const char *files[3] = {NULL}; // those that state a fact first
     int64_t token_bytes = 0;
     bool ok = mixture_parse(&s->mixture, text, err);
+
     for (int i = 0; ok && i < m->count; i++) {
         const ShardSet *set = &s->sets[i];
         ok = shards_open(&s->sets[i], m->patterns[i], T, err);
@@ -66,6 +67,7 @@ bool sources_open(Sources *s, const char *text, int64_t T, Error *err) {
             if (both.count > 0) ok = refuse_twice(m, k, i, &both, err);
         }
         if (!ok) break;
+
         const char *path = set->shards[0].path;
         ok = shards_agree("bytes per token", set->token_bytes, 0, path, &token_bytes, &files[0],
                           err) &&
@@ -78,6 +80,7 @@ bool sources_open(Sources *s, const char *text, int64_t T, Error *err) {
         s->fingerprint = add_hash(s->fingerprint, set->fingerprint, i);
         s->contents = add_hash(s->contents, set->contents, i);
     }
+
     if (!ok) {
         sources_close(s);
         explain_form(text, err);

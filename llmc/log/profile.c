@@ -93,9 +93,11 @@ bool profile_next_step(int64_t n) {
         profile.boundaries = calloc((size_t)(2 * n + 1), sizeof *profile.boundaries);
         REQUIRE_MEMORY(profile.boundaries, "the steps of a profile");
     }
+
     const int64_t measured = profile.step - WARMUP_STEPS;
     if (measured >= 0 && !profile.failed)
         profile.boundaries[measured] = record_event(STREAM_COMPUTE);
+
     const OpObserver *of_ops = NULL;
     const CommObserver *of_requests = NULL;
     if (measured >= profile.n && measured < 2 * profile.n) {
@@ -125,6 +127,7 @@ static void profile_free(void) {
         destroy_event(p->spans[i].begin);
         destroy_event(p->spans[i].end);
     }
+
     free(p->ops);
     free(p->spans);
     free(p->step_start);
@@ -175,7 +178,8 @@ bool profile_report(RunLog *log, const char *directory, DType dtype, DeviceSpeed
     if (ok && directory) {
         char *json = path_join(directory, "profile.json"),
              *trace = path_join(directory, "profile_trace.json");
-        ok = profile_write_json(json, p, err) && profile_write_trace(trace, p, err);
+        ok = profile_write_json(json, p, err);
+        if (ok) ok = profile_write_trace(trace, p, err);
         if (ok)
             runlog_text(log, "written     %s, %s (chrome://tracing, ui.perfetto.dev)", json, trace);
         free(json);

@@ -103,6 +103,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     log->progress = progress > 0 || (progress < 0 && terminal_redraws(STDOUT_FILENO));
     log->utf8 = terminal_is_utf8();
     if (!directory || !*directory) return log;
+
     log->directory = strdup(directory);
     REQUIRE_MEMORY(log->directory, "a path");
     char *path = path_join(directory, "main.log");
@@ -117,6 +118,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
         runlog_close(log);
         return NULL;
     }
+
     // Events are for display only: without them the run continues. An evaluation has its own
     // directory, because TensorBoard takes a step that is not beyond the last one for a restart and
     // would drop the existing curves.
@@ -197,7 +199,8 @@ static void runlog_end_record(RunLog *log) {
 void runlog_sync(RunLog *log) {
     Error err;
     if (log->file.fd < 0) return;
-    const bool ok = append_file_sync(&log->file, &err) && directory_sync(log->directory, &err);
+    bool ok = append_file_sync(&log->file, &err);
+    if (ok) ok = directory_sync(log->directory, &err);
     if (!ok) complain(log, SYNCS, &err);
     log->failed[SYNCS] = !ok;
 }
@@ -213,6 +216,7 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     if (!log->file.path) return;
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
+
     char *line = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&line, &bytes);
@@ -222,6 +226,7 @@ static void runlog_write(RunLog *log, const char *event, const char *inner, size
     for (size_t i = 0; i < length; i++)
         fputc(inner[i] == '\n' || inner[i] == '\r' ? ' ' : inner[i], f); // only ever layout
     fputs("}\n", f);
+
     Error err;
     fclose(f);
     const bool ok = append_file_write(&log->file, line, bytes, &err);
@@ -246,6 +251,7 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
     REQUIRE_MEMORY(length >= 0, "the log");
     runlog_write(log, event, fields, (size_t)length);
     open_curves(log);
+
     char *text = NULL;
     if (length > 0 && log->tensorboard && asprintf(&text, "{%s}", fields) >= 0) {
         cJSON *object = cJSON_Parse(text);
@@ -254,6 +260,7 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
         // Groups are in alphabetical order: "end" would come before "train".
         const char *group = strcmp(event, "end") == 0 ? "whole_run" : event;
         const int64_t at = cJSON_IsNumber(step) ? (int64_t)step->valuedouble : 0;
+
         tensorboard_begin(log->tensorboard, at);
         if (cJSON_IsNumber(step)) {
             cJSON_ArrayForEach(item, object) {
@@ -359,6 +366,7 @@ static void put_decision(FILE *f, const StepReport *r) {
         fprintf(f, " | SKIPPED: gradient norm is not finite");
     else if (c->skip == SKIP_NONFINITE)
         fprintf(f, " | SKIPPED: loss is not finite");
+
     if (scale_known && c->loss_scale != r->last_loss_scale)
         fprintf(f, " | loss scale now %g", (double)c->loss_scale);
 }
@@ -445,12 +453,14 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
         runlog_text(log, "%s at step %lld | loss %.4f | perplexity %.2f | %sshare %.4g%%",
                     mixture->names[i], (long long)step, each[i].loss, exp(each[i].loss),
                     bits_text(&each[i], bits), 100 * mixture_share(mixture, i));
+
     Entry e;
     entry_begin(&e, log, "validation", "val", step);
     entry_number(&e, "loss", s->loss, DOUBLE_DIGITS);
     entry_named(&e, "ppl", "perplexity", perplexity, DOUBLE_DIGITS);
     if (s->bits_per_byte > 0.0) entry_number(&e, "bits_per_byte", s->bits_per_byte, DOUBLE_DIGITS);
     entry_number(&e, "tokens", (double)s->tokens, DOUBLE_DIGITS);
+
     if (sources > 0) fputs(",\"sources\":[", e.json);
     for (int i = 0; i < sources; i++) { // an object of the list each, and scalars named after it
         const char *name = mixture->names[i];
@@ -467,6 +477,7 @@ void runlog_validation(RunLog *log, int64_t step, const ValidationScore *s, cons
         fputc('}', e.json);
     }
     if (sources > 0) fputc(']', e.json);
+
     entry_number(&e, "seconds", seconds, MEASURED_DIGITS);
     entry_end(&e);
 }
@@ -479,6 +490,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
     runlog_text(log, "%s at step %lld | accuracy %.2f%% (normalised), %.2f%% | %lld/%lld | %.1f s",
                 name, (long long)step, 100.0 * normalised, 100.0 * accuracy,
                 (long long)s->correct_normalised, (long long)s->examples, seconds);
+
     char group[128];
     Entry e;
     snprintf(group, sizeof group, "choices/%s", name);
@@ -516,6 +528,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     if (log->sample_step != step) log->sample_index = 0;
     log->sample_index++;
     log->sample_step = step;
+
     if (!shown) {
         char *out = NULL;
         size_t length = 0;
@@ -528,6 +541,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
         runlog_print(log, NULL, out, length);
         free(out);
     }
+
     Entry e;
     char tag[32];
     entry_begin(&e, log, "sample", "", step);

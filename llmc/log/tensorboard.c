@@ -172,6 +172,7 @@ bool tensorboard_end(TensorBoard *tb, Error *err) {
         put_string(&tb->event, 7, START, sizeof START);
         frame_event(tb);
     }
+
     begin_event(tb, tb->step);
     put_message(&tb->event, 5, &tb->summary);
     frame_event(tb);

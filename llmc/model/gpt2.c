@@ -193,6 +193,7 @@ void block_forward(const Block *b, Tensor out) {
     linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw,
                    p->qkvb); // (B,T,(NH + 2 NKV) HS)
     qk_forward(b);
+
     if (b->pass == PASS_TOKEN) {
         attention_decode(a->att, b->cache, attention_input(b), b->position);
     } else {
@@ -206,6 +207,7 @@ void block_forward(const Block *b, Tensor out) {
             return;                                                      // nobody reads its output
         attention_forward(a->att, a->lse, attention_input(b), heads(b)); // (B,T,NH HS), (B,NH,T)
     }
+
     linear_forward(b, LINEAR_ATTPROJ, a->residual2, a->residual1, a->att, p->attprojw, p->attprojb);
     gpt2_norm_forward(config_of(b), a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, p->ln2w,
                       p->ln2b);

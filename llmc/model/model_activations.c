@@ -60,6 +60,7 @@ const char *model_tick_name(const ModelConfig *config, int tick, char name[TICK_
               end = model_end_tick(config);
     const int in_head = tick - model_head_tick(config),
               block = tick / FORWARD_TICKS - (tick % FORWARD_TICKS == F_IN);
+
     if (tick == 0)
         snprintf(name, TICK_NAME, "embedding");
     else if (in_head <= H_IN)
@@ -84,6 +85,7 @@ int model_recompute_tick(int set, int tick) {
     const int attention = set & RECOMPUTE_ATTPROJ ? ln2 : B_ATTPROJ;
     const int qkv = set & RECOMPUTE_ATTENTION ? attention : B_ATT;
     const int ln1 = set & RECOMPUTE_QKV ? qkv : B_QKV;
+
     switch (tick) {
     case B_FC:
         return ln2;

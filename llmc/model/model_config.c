@@ -218,6 +218,7 @@ static bool refuse_name(const char *name, Error *err) {
                  {"774M", "gpt2-large", "d36"},
                  {"gpt2-xl", "gpt2-xl", "d48"},
                  {"1558M", "gpt2-xl", "d48"}};
+
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
         if (strcasecmp(name, known[i].name) == 0)
             return error_set(err,
@@ -256,6 +257,7 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
                   {"tied", &switches->tied, 0, 1},
                   {"qk_norm", &switches->qk_norm, 0, 1},
                   {"embed_norm", &switches->embed_norm, 0, 1}};
+
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (strlen(fields[i].key) != key_length || strncmp(fields[i].key, part, key_length) != 0)
             continue;
@@ -273,6 +275,7 @@ static bool apply_field(ModelConfig *config, Switches *switches, const char *par
             return error_set(err, "'%s': expected 0 %s %lld after %s=", part, to,
                              (long long)fields[i].high, fields[i].key);
         }
+
         if (*given >> i & 1)
             return error_set(err, "'%s': %s is given twice; leave one out", part, fields[i].key);
         *given |= 1U << i;
@@ -296,6 +299,7 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
         .bias = bias_choice(config->no_bias), .tied = !config->untied, .qk_norm = config->qk_norm};
     apply_preset(config, "d12");
     config->NH = 0; // unless set by a preset or the shape: C / 64
+
     char *copy = strdup(shape);
     REQUIRE_MEMORY(copy, "a model description");
     bool ok = true, first = true;
@@ -306,10 +310,12 @@ bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err)
              apply_field(config, &switches, part, &given, err);
     free(copy);
     if (!ok) return false;
+
     config->no_bias = bias_choices[switches.bias];
     config->untied = !switches.tied;
     config->qk_norm = switches.qk_norm;
     config->embed_norm = switches.embed_norm;
+
     if (config->NH == 0 && config->C % 64 == 0) config->NH = config->C / 64;
     if (config->NH == 0) config->NH = 1;
     if (config->NKV == config->NH) config->NKV = 0;
@@ -335,6 +341,7 @@ enum { MAX_C = 65536, D_FF_MULTIPLE = 8 };
 static bool check_heads(const ModelConfig *config, Error *err) {
     const long long NH = (long long)config->NH, HS = (long long)model_head_size(config);
     int64_t above = config->NKV + 1, below = config->NKV - 1;
+
     if (config->HS == 0 && config->C % config->NH != 0)
         return error_set(err, "the channels (C = %lld) must be a multiple of the heads (NH = %lld)",
                          (long long)config->C, NH);
@@ -343,6 +350,7 @@ static bool check_heads(const ModelConfig *config, Error *err) {
             err,
             "the heads together (NH = %lld of HS = %lld): found %lld channels, allowed 1 .. %d", NH,
             HS, NH * HS, MAX_C);
+
     if (config->NKV > config->NH)
         return error_set(
             err, "the heads of keys and values (NKV = %lld) are more than the heads (NH = %lld)",
@@ -356,10 +364,12 @@ static bool check_heads(const ModelConfig *config, Error *err) {
                          "or %lld",
                          (long long)config->NKV, NH, (long long)below, (long long)above);
     }
+
     if (bias_choice(config->no_bias) == NUM_BIAS_CHOICES)
         return error_set(err, "biases of these linear layers alone are not supported: all, none, "
                               "those of q, k and v, "
                               "of attention, or of the MLP");
+
     if (config->rope_base == 0 && config->qk_norm)
         return error_set(err,
                          "qk_norm=1 needs RoPE, and base=0 is learned positions; use base=10000");
@@ -389,12 +399,14 @@ bool model_config_check(const ModelConfig *config, Error *err) {
         {"the head size (HS)", config->HS, 0, MAX_C},
         {"RoPE's base", config->rope_base, 0, 1000000000},
     };
+
     for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
         if (ranges[i].value < ranges[i].low || ranges[i].value > ranges[i].high)
             return error_set(err, "%s: found %lld, allowed %lld .. %lld", ranges[i].name,
                              (long long)ranges[i].value, (long long)ranges[i].low,
                              (long long)ranges[i].high);
     if (!check_heads(config, err)) return false;
+
     // Rows of 16 bytes in every dtype but fp8; and no weight is larger than those of the widest
     // model with 4 C.
     if (config->d_ff != 0 && (config->d_ff < D_FF_MULTIPLE || config->d_ff > 4 * MAX_C))
@@ -436,6 +448,7 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
         if (families[i].block.norm == c->norm && families[i].block.activation == c->activation)
             family = i;
     REQUIRE(family >= 0, "a norm and an activation that no family has");
+
     const ModelConfig *block = &families[family].block;
     const struct {
         const char *key;
@@ -447,6 +460,7 @@ const char *model_config_descriptor(const ModelConfig *c, char buf[MODEL_DESCRIP
                  {"tied", !c->untied, !block->untied},
                  {"qk_norm", c->qk_norm, block->qk_norm},
                  {"embed_norm", c->embed_norm, 0}};
+
     int n =
         snprintf(buf, MODEL_DESCRIPTOR, "%s%sL=%lld,C=%lld,NH=%lld,V=%lld,T=%lld",
                  family > 0 ? families[family].name : "", family > 0 ? ":" : "", (long long)c->L,

@@ -40,6 +40,7 @@ void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
         backward = max_i64(backward, 2 * rows_of(c, i) +
                                          cols_of(c, i)); // dout, dout transposed, `in` transposed
     }
+
     layout->fp8_weights = layout->fp8_slots = layout->fp8_forward = layout->fp8_backward = -1;
     if (!o->fp8) return;
     layout->fp8_weights =

@@ -68,6 +68,7 @@ Block model_block(const Model *model, int number, Pass pass, int64_t B, int64_t 
         b.missing = model->options.recompute.blocks[number];
         if (b.missing & RECOMPUTE_LAYERNORM) b.missing |= RECOMPUTE_LN2 | RECOMPUTE_QKR;
     }
+
     for (int i = 0; i < NUM_BLOCK_ACTS; i++) {
         const ActivationSpec *s = &model_block_activations[i];
         void *data = model_at(model, handles[i]);

@@ -23,6 +23,7 @@ bool model_check_options(const ModelOptions *o, Error *err) {
         if (o->config.C % FP8_MULTIPLE != 0)
             return error_set(err, "--fp8: C = %lld is not a multiple of %d", (long long)o->config.C,
                              FP8_MULTIPLE);
+
         const int64_t HS = model_head_size(&o->config),
                       heads[] = {o->config.NH, o->config.NH + 2 * model_kv_heads(&o->config)};
         for (int i = 0; i < 2; i++)
@@ -33,6 +34,7 @@ bool model_check_options(const ModelOptions *o, Error *err) {
                                  "size that is one (HS) fits any number of heads",
                                  (long long)heads[i], (long long)HS, (long long)(heads[i] * HS),
                                  FP8_MULTIPLE);
+
         if (o->config.d_ff % FP8_MULTIPLE != 0)
             return error_set(err, "--fp8: d_ff = %lld is not a multiple of %d; use --d-ff %lld",
                              (long long)o->config.d_ff, FP8_MULTIPLE,
@@ -42,6 +44,7 @@ bool model_check_options(const ModelOptions *o, Error *err) {
                              (long long)o->T, FP8_MULTIPLE,
                              (long long)round_up(o->T, FP8_MULTIPLE));
     }
+
     if (o->train && o->offload && !optimizer_is_elementwise(o->optimizer))
         return error_set(err,
                          "--offload optimizer: the state is streamed in slices, but %s needs whole "

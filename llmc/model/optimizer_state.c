@@ -147,6 +147,7 @@ bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error
         int group = 0, i = 0;
         const size_t of_group = strcspn(part, ".=,"), of_name = strcspn(part + of_group, "=,");
         const char *name = part + of_group + 1, *number = part + of_group + of_name + 1;
+
         while (group < NUM_GROUPS &&
                !text_is(part, of_group, parameter_group_name((ParameterGroup)group)))
             group++;
@@ -158,6 +159,7 @@ bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error
                              "head, matrices, vectors "
                              "and a name out of beta1, beta2, eps, decay",
                              (int)(end - part), part);
+
         char *read;
         const double x = strtod(number, &read);
         if (read == number || read != end ||
@@ -309,6 +311,7 @@ MuonScratch optimizer_muon_scratch(const Parameter *parameters, int count, DType
         }
         s.matrices += p->num_parts;
     }
+
     s.x = take_scratch(&s.bytes, stack * element);
     s.next = take_scratch(&s.bytes, stack * element);
     s.gram = take_scratch(&s.bytes, sides * element);

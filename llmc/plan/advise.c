@@ -281,6 +281,7 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
                 .tokens = plan.share_tokens,
                 .reference = 1,
                 .room = plan.room};
+
     // Assumed rates are those of 124M with 65536 tokens, including the empty part of its tiles. So
     // a step with assumed rates is stretched only as far as its tiles are emptier.
     ModelOptions rated = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 64, .T = 1024};
@@ -289,6 +290,7 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
         advise_step(&s, a.gpu, &rated, rated.B * rated.T, &options, 1);
         if (s.p.is_known && !s.p.is_limit) a.reference = s.filled;
     }
+
     a.now = size_at(&a, &plan.model.config, plan.model.B);
     consider_widths(&a, CHANGE_C);
     consider_widths(&a, CHANGE_D_FF);
@@ -308,6 +310,7 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
         said = "at most";
         by = "at the datasheet's rates, as none are assumed for this GPU and dtype";
     }
+
     fprintf(out, "advise      %s, %d multiprocessors, %s: %s, -b %lld -t %lld\n", a.gpu->name,
             a.gpu->num_sms, dtype_name(m->dtype), model_config_text(c, m->T, shape, sizeof shape),
             (long long)m->B, (long long)m->T);
@@ -326,20 +329,31 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
 // -------------------------------------------------------------------------------------------------
 // d_ff
 
-// Multiples of 64 around the default, 4 C or for SwiGLU 8/3 C, and the default itself. Advises the
-// nearest to it of those with nearly the highest share, if that is worth the change.
-static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
-    enum { AROUND = 4, STEP = 64, MOST_SIZES = 2 * AROUND + 2 };
+enum { AROUND = 4, STEP = 64, MOST_SIZES = 2 * AROUND + 2 };
+
+// The sizes considered: multiples of 64 around the default, 4 C or for SwiGLU 8/3 C, and the
+// default itself.
+typedef struct {
+    int64_t sizes[MOST_SIZES];
+    double shares[MOST_SIZES]; // of the rate of full tiles in full waves
+    int count;
+    int best; // the one advised
+    double of_exact;
+} FeedForwardSizes;
+
+// Rates the sizes. The best is the nearest to the default of those with nearly the highest share,
+// if that is worth the change.
+static void rate_d_ff(FeedForwardSizes *all, const ModelOptions *m, const GpuSpec *gpu) {
     static const double NEARLY = 1.02;
-    const ModelOptions *m = &r->model;
-    const DType dtype = gpu_spec_dtype(&gpu->spec, m->dtype);
+    const DType dtype = gpu_spec_dtype(gpu, m->dtype);
     const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = model_default_d_ff(&m->config);
     const int64_t products = model_size(&m->config, DIM_FC) / model_size(&m->config, DIM_FF),
                   middle = (exact + STEP / 2) / STEP;
-
-    int64_t sizes[MOST_SIZES] = {exact};
-    double shares[MOST_SIZES], most = 0, of_exact = 0; // of the rate of full tiles in full waves
+    int64_t *sizes = all->sizes;
+    double *shares = all->shares, most = 0, of_exact = 0;
     int count = 0, best = 0;
+
+    sizes[0] = exact;
     for (int64_t i = middle - AROUND; i <= middle + AROUND; i++) {
         if (exact > (i - 1) * STEP && exact < i * STEP) sizes[count++] = exact;
         if (i >= 1) sizes[count++] = i * STEP;
@@ -354,7 +368,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
         for (int k = 0; k < 6; k++) { // with SwiGLU's gate the first three have twice the FLOP
             const double work = k < 3 ? (double)products : 1;
             flops += work;
-            seconds += work / tiling_best(&gpu->spec, dtype, &shapes[k]).share;
+            seconds += work / tiling_best(gpu, dtype, &shapes[k]).share;
         }
         shares[i] = flops / seconds;
         most = fmax(most, shares[i]);
@@ -372,6 +386,21 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
         }
     }
 
+    all->count = count;
+    all->best = best;
+    all->of_exact = of_exact;
+}
+
+static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
+    const ModelOptions *m = &r->model;
+    const DType dtype = gpu_spec_dtype(&gpu->spec, m->dtype);
+    const int64_t B = max_i64(m->B, 1), C = m->config.C, exact = model_default_d_ff(&m->config);
+    FeedForwardSizes all = {0};
+    rate_d_ff(&all, m, &gpu->spec);
+    const int64_t *sizes = all.sizes;
+    const double *shares = all.shares;
+    const int best = all.best;
+
     fprintf(out,
             "advise      %s, %s: feed-forward layers of C=%lld, -b %lld -t %lld, forward and "
             "backward\n",
@@ -384,13 +413,13 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     else
         fprintf(out,
                 " (--d-ff %lld), %+.1f%% FLOP/s over %lld, with %+.1f%% parameters in the layer\n",
-                (long long)sizes[best], 100 * (shares[best] / of_exact - 1), (long long)exact,
+                (long long)sizes[best], 100 * (shares[best] / all.of_exact - 1), (long long)exact,
                 100 * ((double)sizes[best] / (double)exact - 1));
 
     char share_of[16];
     snprintf(share_of, sizeof share_of, "of %s", name);
     fprintf(out, "advise      %7s %9s %9s  tiles and waves full\n", "d_ff", share_of, "aligned");
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < all.count; i++)
         fprintf(out, "advise      %7lld %8.1f%% %9d %21.1f%%\n", (long long)sizes[i],
                 100 * (double)sizes[i] / (double)exact, tiling_alignment(sizes[i]),
                 100 * shares[i]);

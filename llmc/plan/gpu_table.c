@@ -217,6 +217,7 @@ bool gpu_check_types(const char *names, DType dtype, bool fp8, Error *err) {
             has_dtype = dtype == DTYPE_COUNT || device_facts()->supports[dtype];
             has_fp8 = device_facts()->supports[DTYPE_E4M3];
         }
+
         if (!has_dtype)
             return error_set(err, "--dtype %s: not available on %s; use %s", dtype_name(dtype),
                              g->name, dtype_name(gpu_spec_dtype(g, dtype)));

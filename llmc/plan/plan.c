@@ -39,6 +39,41 @@ void plan_alternatives(DevicePlan *plan, const PlanRequest *r) {
     plan->auto_recompute = m.recompute;
 }
 
+// Sets what depends on a GPU that may not be this machine's. One without bf16 computes in fp16, one
+// without fp8 in the dtype of the run.
+static void take_gpu(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
+    GpuSpec *spec = &plan->gpu.spec;
+    plan->gpu = *gpu;
+    if (*gpu->name) spec->name = plan->gpu.name;
+    plan->sizes = plan_sizes(spec, r->attention);
+
+    // NCCL takes 400 MB for each other GPU that NVLink connects (32 channels of 12 MB), at most 3
+    // GB; without NVLink little.
+    if (spec->nvlink > 0) plan->nccl = fmin(0.4e9 * (plan->gpus - 1), 3e9);
+    plan->room = spec->memory - plan_reserve(spec->memory) - plan->nccl;
+    plan->model.sizes = &plan->sizes;
+    plan->model.dtype = gpu_spec_dtype(spec, plan->model.dtype);
+    if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
+}
+
+// Adds what the GPUs exchange in a step, and the part of it that computation does not hide.
+static void add_exchange(DevicePlan *plan, bool overlap) {
+    const PlannedExchange e = plan_step_exchange(&plan->model);
+    plan->exchange_bytes = e.gradients + e.weights;
+    plan->exchange_rate = gpu_exchange_rate(&plan->gpu.spec);
+    if (plan->exchange_rate <= 0) return;
+
+    Estimate *p = &plan->predicted;
+    plan->exchange_seconds = plan->exchange_bytes / plan->exchange_rate;
+    plan->exposed_seconds = exposed_part(plan, &e, overlap, plan->step.seconds);
+    plan->efficiency = plan->step.seconds / (plan->step.seconds + plan->exposed_seconds);
+    if (plan->prediction.is_known) {
+        p->likely += exposed_part(plan, &e, overlap, p->likely);
+        p->worst += exposed_part(plan, &e, overlap, p->worst);
+        p->best += exposed_part(plan, &e, overlap, p->best);
+    }
+}
+
 void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     memset(plan, 0, sizeof *plan);
     plan->model = r->model;
@@ -47,20 +82,7 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
     // The processes of one machine share its memory; GPUs have their own.
     plan->room = plan_room(true);
     if (strcmp(device_facts()->backend, "cpu") == 0) plan->room /= plan->gpus;
-
-    if (gpu) { // one without bf16 computes in fp16, one without fp8 in the dtype of the run
-        GpuSpec *spec = &plan->gpu.spec;
-        plan->gpu = *gpu;
-        if (*gpu->name) spec->name = plan->gpu.name;
-        plan->sizes = plan_sizes(spec, r->attention);
-        // NCCL takes 400 MB for each other GPU that NVLink connects (32 channels of 12 MB), at most
-        // 3 GB; without NVLink little.
-        if (spec->nvlink > 0) plan->nccl = fmin(0.4e9 * (plan->gpus - 1), 3e9);
-        plan->room = spec->memory - plan_reserve(spec->memory) - plan->nccl;
-        plan->model.sizes = &plan->sizes;
-        plan->model.dtype = gpu_spec_dtype(spec, plan->model.dtype);
-        if (spec->bandwidth > 0 && spec->peak_fp8 == 0) plan->model.fp8 = false;
-    }
+    if (gpu) take_gpu(plan, r, gpu);
 
     const int64_t most = group_windows(r);
     plan->fits =
@@ -80,23 +102,7 @@ void plan_device(DevicePlan *plan, const PlanRequest *r, const GpuChoice *gpu) {
                      false);
         plan->predicted = plan->prediction.step;
     }
-
-    if (plan->gpus > 1 && plan->step.seconds > 0) {
-        const PlannedExchange e = plan_step_exchange(&plan->model);
-        plan->exchange_bytes = e.gradients + e.weights;
-        plan->exchange_rate = gpu_exchange_rate(&plan->gpu.spec);
-        if (plan->exchange_rate > 0) {
-            Estimate *p = &plan->predicted;
-            plan->exchange_seconds = plan->exchange_bytes / plan->exchange_rate;
-            plan->exposed_seconds = exposed_part(plan, &e, r->comm_overlap, plan->step.seconds);
-            plan->efficiency = plan->step.seconds / (plan->step.seconds + plan->exposed_seconds);
-            if (plan->prediction.is_known) {
-                p->likely += exposed_part(plan, &e, r->comm_overlap, p->likely);
-                p->worst += exposed_part(plan, &e, r->comm_overlap, p->worst);
-                p->best += exposed_part(plan, &e, r->comm_overlap, p->best);
-            }
-        }
-    }
+    if (plan->gpus > 1 && plan->step.seconds > 0) add_exchange(plan, r->comm_overlap);
 
     const bool is_known = plan->batch > 0 && (plan->gpus == 1 || plan->exchange_rate > 0);
     if (!is_known) plan->predicted = (Estimate){0};

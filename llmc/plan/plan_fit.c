@@ -109,6 +109,7 @@ int plan_ladder(RecomputeChoice **ladder, const ModelConfig *config, int64_t T) 
                 c[n++].elements = recompute_elements_per_token(&r, config);
             }
         }
+
     qsort(c, (size_t)n, sizeof *c, by_cost);
     *ladder = c;
     return n;
@@ -124,6 +125,7 @@ static bool fit_recompute(ModelOptions *model, double room) {
     const int64_t L = model->config.L;
     bool fits = false;
     const int n = plan_ladder(&ladder, &model->config, model->T);
+
     for (int s = 0; s < NUM_SETS; s++) {
         ModelOptions m = *model;
         m.recompute = recompute_all(SETS[s]);
@@ -140,6 +142,7 @@ static bool fit_recompute(ModelOptions *model, double room) {
         }
         memory_plan_destroy(plan);
     }
+
     for (int i = 0; i < n && !fits; i++) {
         const double first = least[ladder[i].first_set] * (double)ladder[i].count,
                      others = least[ladder[i].set] * (double)(L - ladder[i].count);
@@ -235,6 +238,7 @@ static bool try_remedies(ModelOptions *m, const Search *search, int remedies) {
     }
     if (remedies & GRADIENTS) m->gradients_in_dtype = true;
     if (remedies & OFFLOAD) m->offload = true;
+
     if (!model_check_options(m, &ignored)) return false;
     ModelOptions least = *m; // shows quickly that nothing fits
     if (s.any_batch) least.B = 1;
@@ -251,6 +255,7 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
     char asked[64], set[64], needs[64], there[64], batch[32], what[160] = "", least[64],
                                                               advice[320];
     const bool master = optimizer_keeps_master(model->optimizer, model->master, model->dtype);
+
     int known = 0; // remedies that would change something
     if (model->sequences > 1) known |= ONE_SAMPLE;
     if (!search->any_batch && model->B > 1) known |= FEWER_B;
@@ -260,6 +265,7 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
     if (model->train && !model->gradients_in_dtype && model->dtype != DTYPE_FP32)
         known |= GRADIENTS;
     if (model->train && !model->offload) known |= OFFLOAD;
+
     // Fewer before more, and among as many in the order of the list.
     ModelOptions m;
     int remedies = known;
@@ -275,6 +281,7 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
         m = *model;
         try_remedies(&m, search, known);
     }
+
     recompute_text(&model->recompute, model->config.L, set, sizeof set);
     snprintf(asked, sizeof asked, "-b %lld -r %s", (long long)model->B, set);
     snprintf(batch, sizeof batch, "-b %lld", (long long)m.B);
@@ -290,6 +297,7 @@ static bool explain_fit(const ModelOptions *model, const Search *search, Error *
         if (remedies >> i & 1)
             snprintf(what + used, sizeof what - used, "%s%s", used ? " " : "", names[i]);
     }
+
     format_bytes(bytes_needed(&m), least, sizeof least);
     if (found)
         snprintf(advice, sizeof advice, "it fits with %s (%s)", what, least);
@@ -313,7 +321,8 @@ bool plan_fit(ModelOptions *model, bool any_batch, const char *recompute, double
     if (!search.any_recompute &&
         !recompute_parse(&model->recompute, recompute, model->config.L, err))
         return false;
-    return choose_checked(model, &search) || explain_fit(model, &search, err);
+    if (choose_checked(model, &search)) return true;
+    return explain_fit(model, &search, err);
 }
 
 bool plan_fit_divisor(ModelOptions *model, const char *recompute, double room, Error *err) {

@@ -102,11 +102,49 @@ static void add_arena(cJSON *device, const ModelOptions *model) {
     memory_plan_destroy(plan);
 }
 
+// The bytes by class, those of the activations at their peak, and the largest batch of each -r.
+static void add_memory(cJSON *device, const DevicePlan *p) {
+    const double N = (double)parameter_total(&p->model.config);
+    double a_parameter = 0;
+    cJSON *memory = cJSON_AddObjectToObject(device, "memory");
+    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
+        JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
+        if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
+    }
+    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total),
+             JSON_NUMBER("context", plan_reserve(p->gpu.spec.memory)), JSON_NUMBER("nccl", p->nccl),
+             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
+             JSON_NUMBER("bytes_per_parameter", a_parameter));
+
+    cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
+    for (int k = 0; k < KIND_COUNT; k++)
+        JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
+    JSON_ADD(cJSON_AddObjectToObject(device, "largest_batch"), JSON_NUMBER("0", p->most[0]),
+             JSON_NUMBER("1", p->most[1]), JSON_NUMBER("2", p->most[2]),
+             JSON_NUMBER("3", p->most[3]));
+}
+
+// The least time of a step and of the run.
+static void add_limit(cJSON *device, const DevicePlan *p) {
+    const StepLimit *s = &p->step;
+    double tokens_per_second = 0;
+    if (p->step_seconds > 0) tokens_per_second = p->step_tokens / p->step_seconds;
+    JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
+             JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
+             JSON_NUMBER("step_link_bytes", s->link_bytes),
+             JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
+             JSON_KNOWN("step_exchange_seconds", p->exchange_seconds),
+             JSON_KNOWN("step_exposed_seconds", p->exposed_seconds),
+             JSON_KNOWN("efficiency", p->efficiency), JSON_NUMBER("step_tokens", p->step_tokens),
+             JSON_KNOWN("step_seconds", p->step_seconds),
+             JSON_KNOWN("tokens_per_second", tokens_per_second), JSON_KNOWN("steps", p->steps),
+             JSON_KNOWN("run_seconds", p->run_seconds));
+}
+
 static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     const GpuSpec *g = &p->gpu.spec;
-    const StepLimit *s = &p->step;
     const char *name = g->name;
-    double memory_bytes = g->memory, fp8_flops = 0, tokens_per_second = 0;
+    double memory_bytes = g->memory, fp8_flops = 0;
     JsonField why_not = JSON_KNOWN("why_not", 0);
     if (!name) {
         name = device_facts()->name;
@@ -114,7 +152,6 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     }
 
     if (p->model.fp8) fp8_flops = g->peak_fp8;
-    if (p->step_seconds > 0) tokens_per_second = p->step_tokens / p->step_seconds;
     if (!p->fits) why_not = JSON_TEXT("why_not", p->why_not.text);
 
     cJSON *device = cJSON_CreateObject();
@@ -127,24 +164,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
              JSON_BOOL("fits", p->fits), why_not, JSON_NUMBER("batch_size", p->model.B));
 
     add_recompute(device, &p->model.recompute, &p->model);
-    const double N = (double)parameter_total(&p->model.config);
-    double a_parameter = 0;
-    cJSON *memory = cJSON_AddObjectToObject(device, "memory");
-    for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
-        JSON_ADD(memory, JSON_NUMBER(memory_class_name(c), p->memory.classes[c]));
-        if (c < MEM_ACTIVATIONS) a_parameter += p->memory.classes[c] / N;
-    }
-    JSON_ADD(memory, JSON_NUMBER("total", p->memory.total),
-             JSON_NUMBER("context", plan_reserve(g->memory)), JSON_NUMBER("nccl", p->nccl),
-             JSON_NUMBER("host", p->memory.host), JSON_NUMBER("room", p->room),
-             JSON_NUMBER("bytes_per_parameter", a_parameter));
-
-    cJSON *kinds = cJSON_AddObjectToObject(memory, "activations_at_peak");
-    for (int k = 0; k < KIND_COUNT; k++)
-        JSON_ADD(kinds, JSON_NUMBER(activation_kind_name(k), p->memory.kinds[k]));
-    JSON_ADD(cJSON_AddObjectToObject(device, "largest_batch"), JSON_NUMBER("0", p->most[0]),
-             JSON_NUMBER("1", p->most[1]), JSON_NUMBER("2", p->most[2]),
-             JSON_NUMBER("3", p->most[3]));
+    add_memory(device, p);
 
     cJSON *chosen = cJSON_AddObjectToObject(device, "auto");
     JSON_ADD(chosen, JSON_NUMBER("batch_size", p->auto_batch));
@@ -153,18 +173,7 @@ static void add_device(cJSON *devices, const DevicePlan *p, bool with_ops) {
     else
         JSON_ADD(chosen, JSON_KNOWN("recompute", 0));
 
-    // The least time of a step and of the run.
-    JSON_ADD(cJSON_AddObjectToObject(device, "limit"), JSON_NUMBER("step_flop", s->flops),
-             JSON_NUMBER("step_fp8_flop", s->fp8_flops), JSON_NUMBER("step_bytes", s->bytes),
-             JSON_NUMBER("step_link_bytes", s->link_bytes),
-             JSON_NUMBER("step_exchange_bytes", p->exchange_bytes),
-             JSON_KNOWN("step_exchange_seconds", p->exchange_seconds),
-             JSON_KNOWN("step_exposed_seconds", p->exposed_seconds),
-             JSON_KNOWN("efficiency", p->efficiency), JSON_NUMBER("step_tokens", p->step_tokens),
-             JSON_KNOWN("step_seconds", p->step_seconds),
-             JSON_KNOWN("tokens_per_second", tokens_per_second), JSON_KNOWN("steps", p->steps),
-             JSON_KNOWN("run_seconds", p->run_seconds));
-
+    add_limit(device, p);
     add_predicted(device, p, with_ops);
 }
 

@@ -33,6 +33,7 @@ static bool size_of(ModelConfig *config, int depth, char name[MODEL_DESCRIPTOR])
         snprintf(context, sizeof context, ",T=%lld", (long long)config->max_T);
     if (config->V != GPT2_VOCAB)
         snprintf(vocabulary, sizeof vocabulary, ",V=%lld", (long long)config->V);
+
     snprintf(size, sizeof size, "L=%d,C=%d", depth, HEAD * depth);
     if (depth == 6 || depth == 12) snprintf(size, sizeof size, "d%d", depth);
     snprintf(name, MODEL_DESCRIPTOR, "%s%s%s%s", family, size, vocabulary, context);

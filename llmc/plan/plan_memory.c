@@ -72,6 +72,7 @@ PlannedMemory plan_memory(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
     int tick;
     const int64_t peak = memory_plan_live_peak(plan, &tick);
+
     for (int c = 0; c < MEM_CLASS_COUNT; c++)
         m.classes[c] = (double)memory_plan_class_bytes(plan, (MemoryClass)c);
     for (int i = 0; i < memory_plan_count(plan); i++) {
@@ -79,6 +80,7 @@ PlannedMemory plan_memory(const ModelOptions *model) {
         if (t.first_use == PLAN_ALWAYS || t.first_use > tick || t.last_use < tick) continue;
         m.kinds[activation_kind(t.name)] += (double)t.bytes;
     }
+
     m.total = (double)memory_plan_total(plan);
     m.kinds[KIND_GAPS] = m.total - (double)peak;
     m.host = (double)model_host_bytes(model);

@@ -217,6 +217,7 @@ static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     print_most(out, p);
     if (!p->model.train || g->bandwidth == 0) return;
     print_floors(out, p, &p->step);
+
     const Limits l = limits_of(p);
     const Estimate e = p->predicted;
     const char *over = "PCIe", *unknown = "this GPU and dtype";
@@ -265,6 +266,58 @@ typedef struct {
     bool hidden;
 } Column;
 
+// The figures of a GPU, or the titles of the columns, which depend on the same facts.
+static void print_row(FILE *out, const DevicePlan *p, const PlanRequest *r, bool titles) {
+    const GpuSpec *g = &p->gpu.spec;
+    const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0;
+    const Limits l = limits_of(p);
+    Column c[] = {
+        {.title = "GPU", .width = -12},
+        {.title = "memory", .width = 7},
+        {.title = "datasheet peak", .width = -19},
+        {.title = "bandwidth", .width = 10},
+        {.title = "chosen", .width = -AUTO_WIDTH, .text = "none", .hidden = !is_auto},
+        {.width = -6, .text = "no", .hidden = is_auto},
+        {.title = "max", .width = 5, .text = "none"},
+        {.title = "a step", .width = -11},
+        {.title = "tokens/s", .width = -9},
+        {.title = "predicted", .width = -9, .text = "-"},
+        {.title = "all steps", .width = -9},
+        {.title = "at 50%", .width = -6 * (p->gpus > 1)},
+    };
+
+    char set[SET_TEXT];
+    snprintf(c[0].text, TEXT, "%s", g->name);
+    snprintf(c[1].text, TEXT, "%.0f GB", g->memory / 1e9);
+    snprintf(c[2].text, TEXT, "%s %6.4g TFLOP/s", dtype_name(p->model.dtype),
+             gpu_spec_peak(g, p->model.dtype) / 1e12);
+    snprintf(c[3].text, TEXT, "%.0f GB/s", g->bandwidth / 1e9);
+
+    if (p->fits)
+        snprintf(c[4].text, TEXT, "-b %lld -r %.40s", (long long)p->model.B,
+                 set_text(&p->model.recompute, &p->model, set));
+    snprintf(c[5].title, TEXT, "-b %lld", (long long)r->model.B);
+    if (p->fits) snprintf(c[5].text, TEXT, "yes");
+    if (p->batch > 0) snprintf(c[6].text, TEXT, "%lld", (long long)p->batch);
+    memcpy(c[7].text, l.step, TEXT);
+    memcpy(c[8].text, l.rate, TEXT);
+    if (p->predicted.likely > 0)
+        format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
+    memcpy(c[10].text, l.all, TEXT);
+    memcpy(c[11].text, l.half, TEXT);
+
+    fprintf(out, "limit     ");
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        const char *shown = titles ? c[i].title : c[i].text;
+        if (!c[i].hidden) fprintf(out, "  %*s", c[i].width, shown);
+    }
+
+    if (p->gpus > 1 && titles) fprintf(out, "  efficiency");
+    if (p->gpus > 1 && !titles && p->step_seconds > 0)
+        fprintf(out, "  %.1f%%", 100 * p->efficiency);
+    fprintf(out, "\n");
+}
+
 // plans: of this machine, then of the GPUs of the table.
 static void print_table(FILE *out, const DevicePlan *plans, int count, const PlanRequest *r) {
     print_memory(out, plans);
@@ -279,55 +332,7 @@ static void print_table(FILE *out, const DevicePlan *plans, int count, const Pla
 
     for (int row = 0; row < count; row++) { // the first has the titles
         const DevicePlan *p = &plans[max_i64(row, 1)];
-        const GpuSpec *g = &p->gpu.spec;
-        // for each device
-        const bool is_auto = r->model.B == 0 || strcmp(r->recompute, "auto") == 0;
-        const Limits l = limits_of(p);
-        Column c[] = {
-            {.title = "GPU", .width = -12},
-            {.title = "memory", .width = 7},
-            {.title = "datasheet peak", .width = -19},
-            {.title = "bandwidth", .width = 10},
-            {.title = "chosen", .width = -AUTO_WIDTH, .text = "none", .hidden = !is_auto},
-            {.width = -6, .text = "no", .hidden = is_auto},
-            {.title = "max", .width = 5, .text = "none"},
-            {.title = "a step", .width = -11},
-            {.title = "tokens/s", .width = -9},
-            {.title = "predicted", .width = -9, .text = "-"},
-            {.title = "all steps", .width = -9},
-            {.title = "at 50%", .width = -6 * (p->gpus > 1)},
-        };
-
-        char set[SET_TEXT];
-        snprintf(c[0].text, TEXT, "%s", g->name);
-        snprintf(c[1].text, TEXT, "%.0f GB", g->memory / 1e9);
-        snprintf(c[2].text, TEXT, "%s %6.4g TFLOP/s", dtype_name(p->model.dtype),
-                 gpu_spec_peak(g, p->model.dtype) / 1e12);
-        snprintf(c[3].text, TEXT, "%.0f GB/s", g->bandwidth / 1e9);
-
-        if (p->fits)
-            snprintf(c[4].text, TEXT, "-b %lld -r %.40s", (long long)p->model.B,
-                     set_text(&p->model.recompute, &p->model, set));
-        snprintf(c[5].title, TEXT, "-b %lld", (long long)r->model.B);
-        if (p->fits) snprintf(c[5].text, TEXT, "yes");
-        if (p->batch > 0) snprintf(c[6].text, TEXT, "%lld", (long long)p->batch);
-        memcpy(c[7].text, l.step, TEXT);
-        memcpy(c[8].text, l.rate, TEXT);
-        if (p->predicted.likely > 0)
-            format_count(p->step_tokens / p->predicted.likely, c[9].text, TEXT);
-        memcpy(c[10].text, l.all, TEXT);
-        memcpy(c[11].text, l.half, TEXT);
-
-        fprintf(out, "limit     ");
-        for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
-            const char *shown = row == 0 ? c[i].title : c[i].text;
-            if (!c[i].hidden) fprintf(out, "  %*s", c[i].width, shown);
-        }
-
-        if (p->gpus > 1 && row == 0) fprintf(out, "  efficiency");
-        if (p->gpus > 1 && row > 0 && p->step_seconds > 0)
-            fprintf(out, "  %.1f%%", 100 * p->efficiency);
-        fprintf(out, "\n");
+        print_row(out, p, r, row == 0);
     }
 }
 

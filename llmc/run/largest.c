@@ -17,11 +17,13 @@ bool largest_take(Options *o, Error *err) {
         return error_set(
             err, "--hours: -e %s has a size; name a family by one of its sizes, such as qwen3:d12",
             o->model);
+
     if (o->optimizer == OPTIMIZER_MUON) {
         if (!options_given(o, "beta2")) o->beta2 = 0.99;
         if (!options_given(o, "schedule")) o->schedule = SCHEDULE_LINEAR;
         if (!options_given(o, "final-lr-fraction")) o->final_fraction = 0;
     }
+
     if (!options_given(o, "batch-size")) o->B = 0;
     if (!options_given(o, "recompute")) options_set_string(&o->recompute, "auto");
     if (!options_given(o, "total-batch")) o->total_batch = -1;

@@ -102,9 +102,11 @@ void option_print_help(FILE *out) {
         "  %s -e d12 -b 4 -t 1024 -d 524288 -x 5000 -o runs/124M -y  resume where it stopped\n"
         "  %s -e runs/124M/step_00005000 -x 0 -v 1 -m 0              evaluate and sample only\n",
         program, program, program, program);
+
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row == option_table || row->group != row[-1].group) fprintf(out, "\n%s\n", row->group);
         char names[128], shown[16] = "", values[128] = "", text[512];
+
         // "[4; 1..65536]": default and range. Choices and flags already show theirs next to the
         // name.
         const bool has_range =
@@ -116,6 +118,7 @@ void option_print_help(FILE *out) {
         else if (*row->fallback)
             snprintf(values, sizeof values, " [%s; %.15g..%.15g]", row->fallback, option_least(row),
                      row->max);
+
         if (row->short_name) snprintf(shown, sizeof shown, "-%s, ", row->short_name);
         snprintf(names, sizeof names, "  %s--%s %s", shown, row->long_name, row->metavar);
         snprintf(text, sizeof text, "%s%s", row->help, values);
@@ -123,6 +126,7 @@ void option_print_help(FILE *out) {
         if (strlen(names) >= HELP_COLUMN) fprintf(out, "\n%*s", HELP_COLUMN, "");
         print_wrapped(out, text);
     }
+
     fprintf(out, "\n%-*sthis page\n%-*sthe compiler of this program\n", HELP_COLUMN, "  --help",
             HELP_COLUMN, "  --version");
 }
@@ -477,6 +481,7 @@ static bool check_environment(Error *err) {
         return error_set(err, "%s=%s: must be a whole number from %d to %d", VARIABLES[i].name,
                          shown.text, VARIABLES[i].min, VARIABLES[i].max);
     }
+
     double seconds; // read where they are used; a run of one process does not
     return place_read_seconds("COMM_START_SECONDS", 1, &seconds, err) &&
            place_read_seconds("COMM_STOP_SECONDS", 1, &seconds, err);
@@ -511,6 +516,7 @@ OptionsResult options_parse(Options *options, int argc, char **argv, Error *err)
     options->directory = path_working_directory();
     for (const OptionRow *row = option_table; row->long_name; row++)
         if (!set_value(row, options, row->long_name, row->fallback, err)) return OPTIONS_ERROR;
+
     for (int i = 1; i < argc;) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-help") == 0) {
             option_print_help(stdout);
@@ -597,6 +603,7 @@ char *options_to_json(const Options *options, bool with_directory) {
         format_json_string(f, options->directory, strlen(options->directory));
         fputc(',', f);
     }
+
     for (const OptionRow *row = option_table; row->long_name; row++) {
         if (row->scope == OPTION_OF_PROCESS)
             continue; // so that it is the same for any number of processes
@@ -608,6 +615,7 @@ char *options_to_json(const Options *options, bool with_directory) {
             fputs(value, f); // not by cJSON, whose doubles may be off by the last bit
         free(value);
     }
+
     const char *before = "";
     fprintf(f, ",\"%s\":[", CHOSEN);
     for (const OptionRow *row = option_table; row->long_name; row++) {
@@ -616,6 +624,7 @@ char *options_to_json(const Options *options, bool with_directory) {
         before = ",";
     }
     fputc(']', f);
+
     if (options->state_command) {
         fprintf(f, ",\"%s\":", STATE_COMMAND);
         format_json_string(f, options->state_command, strlen(options->state_command));
@@ -655,6 +664,7 @@ void options_adopt_directory(Options *options, const cJSON *then) {
     if (strcmp(there, options->directory) == 0) return;
     options_set_string(&options->begun_in, there);
     if (!file_exists(there)) return;
+
     for (const OptionRow *row = option_table; row->long_name;
          row++) { // given now: relative to this directory
         char **path = field_of(row, options), *absolute;
@@ -762,6 +772,7 @@ static bool adopt_value(Options *options, const OptionRow *row, const cJSON *val
         return error_set(err, "%s: no %s", row->long_name, kind);
     if (option_is_auto(row, value->valuedouble)) text = "auto";
     if (!set_value(row, options, row->long_name, text, err)) return false;
+
     char **path = field_of(row, options);
     if (row->scope == OPTION_OF_INPUT && is_in_begun_directory(options) &&
         !is_built_in(row, *path)) {

@@ -24,6 +24,7 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
         [GROUP_MATRIX] = {NULL, -1},
         [GROUP_VECTOR] = {"--lr-vectors", o->lr_vectors},
     };
+
     const double learning_rate = options_learning_rate(o);
     optimizer_default_rates(o->optimizer, o->weight_decay, rates);
     for (int i = 0; i < NUM_GROUPS; i++) {
@@ -37,6 +38,7 @@ bool options_rates(const Options *o, GroupRates rates[NUM_GROUPS], Error *err) {
         if (o->beta2 >= 0) r->beta2 = o->beta2;
         if (o->eps >= 0) r->eps = o->eps;
     }
+
     if (!optimizer_parse_rates(rates, o->by_group, err)) return error_prefix(err, "--by-group");
     return true;
 }
@@ -49,6 +51,7 @@ bool options_check_together(const Options *o, Error *err) {
     const bool in_steps = options_given(o, "max-steps");
     const bool saves = options_given(o, "checkpoint-every") && o->checkpoint_every > 0;
     const bool wants_master = options_given(o, "master-weights") && o->master;
+
     const struct {
         bool is_wrong;
         const char *message;
@@ -74,12 +77,14 @@ bool options_check_together(const Options *o, Error *err) {
         {o->interactive && trains,
          "--interactive answers prompts and does not train: give -x 0 as well"},
     };
+
     // A resume says first that -t is the run's (run_setup.c).
     if (o->total_batch > 0 && o->T > 0 && !o->resume &&
         !options_check_total_batch(o->total_batch, o->T, err))
         return false;
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
         if (rules[i].is_wrong) return error_set(err, "%s", rules[i].message);
+
     GroupRates unused[NUM_GROUPS];
     return options_rates(o, unused, err);
 }
@@ -113,12 +118,31 @@ static bool list_unread_parts(const Options *o, FILE *f, bool any) {
     return any;
 }
 
+// Lists those of the named options that were given, "-x (REASON)" each.
+static bool list_given(const Options *o, FILE *f, const char *names, const char *reason, bool any) {
+    for (size_t n; *names; names += n + (names[n] == ' ')) {
+        n = strcspn(names, " ");
+        const OptionRow *row = option_find(names, n);
+        REQUIRE(row, "there is no option %s", names);
+        if (!options_given(o, row->long_name)) continue;
+
+        if (any) fputs(", ", f);
+        any = true;
+        if (row->short_name)
+            fprintf(f, "-%s (%s)", row->short_name, reason);
+        else
+            fprintf(f, "--%s (%s)", row->long_name, reason);
+    }
+    return any;
+}
+
 char *options_repeated(const Options *o) {
     char *list = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&list, &bytes);
     fputs(o->repeated ? o->repeated : "", f);
     bool any = o->repeated != NULL;
+
     const char *at = o->by_group;
     for (RatePart part, later; optimizer_next_rate(&at, &part);) {
         const char *rest = at;
@@ -130,6 +154,7 @@ char *options_repeated(const Options *o) {
             break;
         }
     }
+
     fclose(f);
     if (any) return list;
     free(list);
@@ -142,6 +167,7 @@ char *options_without_effect(const Options *o, bool on_gpu) {
     list_unread(o->optimizer, unread, sizeof unread);
     snprintf(of_optimizer, sizeof of_optimizer, "--optimizer %s has no use for it",
              optimizer_name(o->optimizer));
+
     const struct {
         const char *reason; // in parentheses
         bool holds;
@@ -172,25 +198,13 @@ char *options_without_effect(const Options *o, bool on_gpu) {
         {"no -pn", !options_given(o, "num-processes"),
          "process-rank gpus-per-node init-method server-ip"},
     };
+
     char *list = NULL;
     size_t bytes = 0;
     bool any = false;
     FILE *f = text_open(&list, &bytes);
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        const char *name = table[i].holds ? table[i].names : "";
-        for (size_t n; *name; name += n + (name[n] == ' ')) {
-            n = strcspn(name, " ");
-            const OptionRow *row = option_find(name, n);
-            REQUIRE(row, "there is no option %s", name);
-            if (!options_given(o, row->long_name)) continue;
-            if (any) fputs(", ", f);
-            any = true;
-            if (row->short_name)
-                fprintf(f, "-%s (%s)", row->short_name, table[i].reason);
-            else
-                fprintf(f, "--%s (%s)", row->long_name, table[i].reason);
-        }
-    }
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (table[i].holds) any = list_given(o, f, table[i].names, table[i].reason, any);
     any = list_unread_parts(o, f, any);
     fclose(f);
     if (any) return list;

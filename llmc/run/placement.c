@@ -26,11 +26,13 @@ static bool placement_read(cpu_set_t *set, const char *sys, const char *format, 
     const size_t n = (size_t)snprintf(path, sizeof path, "%s/", sys);
     if (n < sizeof path) vsnprintf(path + n, sizeof path - n, format, args);
     va_end(args);
+
     CPU_ZERO(set);
     FILE *f = fopen(path, "re");
     if (!f) return false;
     if (!fgets(text, sizeof text, f)) *text = '\0';
     fclose(f);
+
     while (isdigit((unsigned char)*at)) {
         const size_t first = strtoul(at, &at, 10);
         const size_t last = *at == '-' ? strtoul(at + 1, &at, 10) : first;
@@ -106,6 +108,7 @@ static cpu_set_t placement_nodes(const char *sys, const cpu_set_t *cpus, int ind
         CPU_AND(&nodes[count], &nodes[count], cpus);
         if (CPU_COUNT(&nodes[count]) > 0) count++;
     }
+
     if (count == 0 || (processes % count != 0 && count % processes != 0)) return *cpus;
     CPU_ZERO(&chosen);
     const int first = index * count / processes;

@@ -103,7 +103,8 @@ bool processes_share_text(char **text, Error *err) {
         if (bytes > 0) *text = malloc((size_t)bytes);
         REQUIRE_MEMORY(*text || bytes == 0, "a text of process 0");
     }
-    return bytes == 0 || comm_broadcast(*text, (size_t)bytes, err);
+    if (bytes == 0) return true;
+    return comm_broadcast(*text, (size_t)bytes, err);
 }
 
 bool processes_share_threads(const Options *options, int *threads, Error *err) {
@@ -148,6 +149,8 @@ static bool connect_all(Error *err) {
 bool processes_connect_devices(Error *err) {
     if (comm_size() == 1) return true;
     char id[DEVICE_COMM_ID_BYTES] = {0};
+
+    // All processes must compute on the same kind of device.
     const DeviceFacts *d = device_facts();
     const bool on_cpu = strcmp(d->backend, "cpu") == 0; // its name has the number of threads
     char threads[16];
@@ -158,15 +161,18 @@ bool processes_connect_devices(Error *err) {
         facts[0].value = d->backend;
         facts[count++] = (CommFact){"--threads", threads};
     }
-    const bool ok =
-        comm_agree(facts, count, err) && comm_all_ok(check_distinct(err), err) &&
-        comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err) &&
-        comm_broadcast(id, sizeof id, err) &&
-        comm_all_ok(device_comm_start(id, comm_rank(), comm_size(),
-                                      options_environment("PRETRAIN_COMM_TIMEOUT"), err),
-                    err);
-    if (ok) watch_device(device_comm_failed);
-    return ok && (on_cpu || connect_all(err));
+    if (!comm_agree(facts, count, err)) return false;
+    if (!comm_all_ok(check_distinct(err), err)) return false;
+
+    // Process 0 names the connection, and all join it.
+    if (!comm_all_ok(comm_rank() > 0 || device_comm_id(id, err), err)) return false;
+    if (!comm_broadcast(id, sizeof id, err)) return false;
+    const bool joined = device_comm_start(id, comm_rank(), comm_size(),
+                                          options_environment("PRETRAIN_COMM_TIMEOUT"), err);
+    if (!comm_all_ok(joined, err)) return false;
+    watch_device(device_comm_failed);
+    if (on_cpu) return true;
+    return connect_all(err);
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -192,12 +198,14 @@ static bool try_step(Model *model, Optimizer *optimizer, const StepShare *share,
     const int64_t smaller = share->step_windows / share->groups,
                   larger = ceil_div(share->step_windows, share->groups);
     bool ok = true;
+
     for (int64_t windows = smaller; ok && windows <= larger;
          windows++) { // the two sizes of a group
         if (windows >= share->B) ok = try_micro_step(model, share->B, tokens, err);
         if (ok && windows % share->B > 0)
             ok = try_micro_step(model, windows % share->B, tokens, err);
     }
+
     tensor_fill(model_step_losses(model), NAN);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, 0.0, tokens, false);
@@ -251,6 +259,7 @@ bool processes_compare_weights(const Model *model, int64_t step, Error *err) {
     if (comm_size() == 1) return true;
     void *bytes = host_alloc(PIECE, err);
     if (!comm_all_ok(bytes != NULL, err)) return false;
+
     uint64_t sum = 0;
     for (int i = 0; i < model_num_tensors(model); i++) {
         const Tensor weight = model_tensors(model)[i].weight;
@@ -262,6 +271,7 @@ bool processes_compare_weights(const Model *model, int64_t step, Error *err) {
         }
     }
     host_free(bytes);
+
     char name[64], value[32];
     snprintf(name, sizeof name, "after step %lld weights with checksum", (long long)step);
     snprintf(value, sizeof value, "%016llx", (unsigned long long)sum);

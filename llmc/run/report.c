@@ -110,11 +110,13 @@ static void after_first_step(Report *r, const StepControl *control) {
     const long long peak = (long long)device_memory_peak(),
                     arena = (long long)memory_plan_total(model_memory(r->model));
     const double expected = log((double)r->setup->config.V);
+
     if (!r->setup->resume_path && model_config_is_descriptor(r->options->model) &&
         fabs(control->loss - expected) > 0.5)
         runlog_field(r->log, "warning",
                      "the first loss is %.3f; with new weights it should be near ln(V) = %.3f",
                      control->loss, expected);
+
     runlog_field(r->log, "memory", "measured %s, planned %s; first step done %.2f s after launch",
                  format_bytes((double)peak, measured, TEXT),
                  format_bytes((double)arena, planned, TEXT), now_seconds() - r->started);
@@ -135,6 +137,7 @@ void report_step(Report *r, StepRecord *record) {
     const Partition *partition = model_partition(r->model);
     if (record->step == 0) return;
     device_event_wait(record->stop);
+
     const char *bad_tensor = NULL; // a part of the gradient norm belongs to a parameter
     if (control->bad_tensor >= 0 && control->bad_tensor < partition->num_norm_parts)
         bad_tensor =
@@ -149,6 +152,7 @@ void report_step(Report *r, StepRecord *record) {
         .seconds = device_event_seconds(record->start, record->stop),
         .tokens = (double)(s->step_windows * s->T),
     };
+
     r->loss_scale = control->loss_scale;
     const double tokens_per_second = line.tokens / line.seconds;
     // of all processes: the tokens of this device
@@ -156,6 +160,7 @@ void report_step(Report *r, StepRecord *record) {
     const double model_flops = each * flops_per_token_llmc(&s->config, s->T);
     const double all_flops = each * flops_per_token_hardware(&s->config, s->T, &s->recompute);
     const double step_flops = fmax(model_flops, all_flops);
+
     // Nothing is faster than its limit: a step that seems to be shows that the machine was busy
     // when that was measured.
     if (r->peak_is_measured && r->peak_flops > 0 && step_flops > r->peak_flops) {
@@ -167,12 +172,14 @@ void report_step(Report *r, StepRecord *record) {
         runlog_field(r->log, "limits", "matmul now %.4g TFLOP/s: the machine was busy before",
                      r->peak_flops / 1e12);
     }
+
     if (r->peak_flops > 0) { // of each device; 0: unknown
         line.mfu = model_flops / r->peak_flops;
         line.hfu = all_flops / r->peak_flops;
     }
     step_time_add(&r->step_time, line.seconds);
     line.eta_seconds = r->step_time.mean * (double)(s->total_steps - record->step);
+
     runlog_step(r->log, &line);
     run_summary_step(&r->summary, line.seconds, line.tokens, line.mfu);
     if (record->step == s->first_step + 1) after_first_step(r, control);
@@ -211,6 +218,7 @@ void report_generated(Report *r, const Generated *drawn, bool shown) {
     for (int64_t i = 0; i < drawn->samples && !again; i++)
         runlog_sample(r->log, r->setup->state.step, drawn->texts[i], drawn->bytes[i], shown,
                       drawn->cut);
+
     if (drawn->prompt_cut > 0)
         runlog_field(r->log, "prompt",
                      "longer than the context: the last %lld tokens are used, %lld are dropped",
@@ -219,6 +227,7 @@ void report_generated(Report *r, const Generated *drawn, bool shown) {
         runlog_field(r->log, "context",
                      "filled %lld time%s; each time the text continued from its last half",
                      (long long)drawn->slides, format_plural(drawn->slides));
+
     double rate = 0;
     if (drawn->decode_seconds > 0 && drawn->new_tokens > drawn->samples)
         rate = (double)(drawn->new_tokens - drawn->samples) / drawn->decode_seconds;
@@ -252,6 +261,7 @@ void report_end(Report *r, double wait_seconds) {
     char tokens[TEXT], time[TEXT];
     if (report_is_silent(s)) return;
     if (device_sensors(&sensors)) run_summary_energy(&r->summary, sensors.energy_joules);
+
     const char *next = *r->options->output ? "resume with -o and -y" : "nothing was saved (no -o)";
     if (signals_pending())
         runlog_text(r->log, "stopped by %s after step %lld; %s", signals_name(signals_pending()),
@@ -267,6 +277,7 @@ void report_end(Report *r, double wait_seconds) {
                      format_duration(now_seconds() - r->started, time, TEXT),
                      step < total ? " (time limit; resume with -o and -y)" : "");
     run_summary_print(&r->summary, r->log);
+
     // The tokens that the whole run has read from each source of a mixture.
     const Mixture *m = &s->data.train.mixture;
     int64_t drawn[MIXTURE_MAX];
@@ -275,6 +286,7 @@ void report_end(Report *r, double wait_seconds) {
     FILE *out = text_open(&sources, &bytes);
     const bool mixes = s->data.has_train && m->count > 1;
     const char *before = ",\"sources\":[";
+
     if (mixes) mixture_count(m, s->state.position, drawn);
     for (int i = 0; mixes && i < m->count; i++) {
         const double read = (double)(drawn[i] * s->T),
@@ -289,6 +301,7 @@ void report_end(Report *r, double wait_seconds) {
     }
     if (mixes) fputc(']', out);
     fclose(out);
+
     runlog_event(r->log, "end",
                  "\"step\":%lld,\"seconds\":%.3f,\"memory_peak\":%lld,\"memory_planned\":%lld,"
                  "\"wait_seconds\":%.4f%s%s",

@@ -24,6 +24,7 @@ static void machine_lines(const ReportFacts *r) {
     const char *name = "placement";
     const bool on_cpu = strcmp(device->backend, "cpu") == 0;
     DeviceSensors sensors;
+
     runlog_field(r->log, "machine", "%s: %s, %s free | %s", device->backend, device->name,
                  format_bytes((double)device->memory_free, memory, TEXT), device->libraries);
     if (comm_size() > 1)
@@ -37,6 +38,7 @@ static void machine_lines(const ReportFacts *r) {
         runlog_field(r->log, name, "%.*s", (int)length, text);
         text += length + (text[length] == '\n');
     }
+
     if (groups > 1)
         runlog_field(r->log, "groups",
                      "a step is the sum of %d, in a fixed order: the same bits for any number of "
@@ -45,6 +47,7 @@ static void machine_lines(const ReportFacts *r) {
     if (*device->attention) runlog_field(r->log, "", "attention: %s", device->attention);
     if (r->setup->options.log_gpu_every > 0 && !device_sensors(&sensors))
         runlog_field(r->log, "", "-lg: this device has no sensors");
+
     if (r->speed.matmul_flops > 0)
         snprintf(limits, sizeof limits,
                  "measured now, in a burst: matmul %.4g TFLOP/s in %s, copy %.4g GB/s",
@@ -62,6 +65,7 @@ static void model_lines(const ReportFacts *r) {
     const ModelConfig *c = &m->config;
     const float loss_scale = r->setup->state.control.loss_scale;
     char shape[MODEL_TEXT], n[TEXT];
+
     runlog_field(r->log, "model", "%s", r->setup->source);
     runlog_field(r->log, "", "%s (padded to %lld): %s parameters",
                  model_config_text(c, c->max_T, shape, sizeof shape), (long long)c->Vp,
@@ -78,10 +82,12 @@ static void model_lines(const ReportFacts *r) {
                      model_class(c), (long long)c->C, (long long)c->NH);
     else if (!model_is_gpt2(c))
         runlog_field(r->log, "", "checkpoints load as %s", model_class(c));
+
     const Options *o = &r->setup->options;
     if (r->setup->extras.left_out && (*o->output || *o->export))
         runlog_field(r->log, "left out", "of its directory, in no checkpoint and no export: %s",
                      r->setup->extras.left_out);
+
     const char *stored = "weights and activations, fp32 accumulation and gradients";
     const char *weights = "no master weights (stochastic rounding)";
     if (m->gradients_in_dtype)
@@ -110,6 +116,7 @@ static void memory_lines(const ReportFacts *r) {
     const Recompute none = {{0}};
     char *classes = NULL, bytes[TEXT], text[RECOMPUTE_TEXT];
     size_t length = 0;
+
     FILE *f = text_open(&classes, &length);
     for (MemoryClass c = 0; c < MEM_CLASS_COUNT; c++) {
         const int64_t n = memory_plan_class_bytes(plan, c);
@@ -120,6 +127,7 @@ static void memory_lines(const ReportFacts *r) {
     runlog_field(r->log, "memory", "%stotal planned %s", classes,
                  format_bytes((double)memory_plan_total(plan), bytes, TEXT));
     free(classes);
+
     const int64_t host = model_host_bytes(m);
     if (host > 0)
         runlog_field(r->log, "", "%s of the optimizer in host memory",
@@ -141,6 +149,7 @@ static void data_lines(const ReportFacts *r) {
     int64_t drawn[MIXTURE_MAX];
     char n[TEXT], seen[TEXT];
     const Mixture *m = &s->data.train.mixture;
+
     if (train && m->count == 1) {
         runlog_field(r->log, "data", "%s tokens in %d shard%s; %lld steps read %.2f epochs",
                      format_count((double)train->num_tokens, n, TEXT), train->num_shards,
@@ -161,6 +170,7 @@ static void data_lines(const ReportFacts *r) {
                      format_count((double)set->num_tokens, n, TEXT), set->count,
                      format_plural(set->count), (double)drawn[i] / (double)set->num_windows);
     }
+
     if (val)
         runlog_field(r->log, "validation", "%s tokens in %d shard%s: %s%s",
                      format_count((double)val->num_tokens, n, TEXT), val->num_shards,
@@ -168,6 +178,7 @@ static void data_lines(const ReportFacts *r) {
                      s->data.val_is_train ? ", the text that is trained on" : "");
     else
         runlog_field(r->log, "validation", "off: %s", s->data.no_validation);
+
     if (train && val && train->vocab > 0 && train->vocab < model_options(r->model)->config.V)
         runlog_field(r->log, "", "note: the shards use %lld of the model's %lld tokens",
                      (long long)train->vocab, (long long)model_options(r->model)->config.V);
@@ -200,6 +211,7 @@ static void group_lines(const ReportFacts *r) {
         const GroupRates *own = &s->rates[i];
         const double decay = i == GROUP_VECTOR ? 0 : s->options.weight_decay;
         if (i == GROUP_HEAD && !s->config.untied) continue;
+
         const struct {
             const char *name;
             int setting; // SETTING_COUNT: every rule reads it
@@ -212,6 +224,7 @@ static void group_lines(const ReportFacts *r) {
             {"eps", SETTING_EPS, own->eps, usual->eps},
             {"weight decay", SETTING_DECAY, own->weight_decay, decay},
         };
+
         char *text = NULL;
         size_t bytes = 0;
         FILE *f = text_open(&text, &bytes);
@@ -236,6 +249,7 @@ static void schedule_lines(const ReportFacts *r) {
     char line[RECIPE_TEXT];
     const char *name = "recipe";
     if (!m->train) return;
+
     runlog_field(r->log, "batch", "%lld tokens a step: %lld windows of %lld, %lld at a time",
                  (long long)(s->step_windows * s->T), (long long)s->step_windows, (long long)s->T,
                  (long long)m->B);
@@ -246,12 +260,14 @@ static void schedule_lines(const ReportFacts *r) {
                  optimizer_name(m->optimizer), s->options.weight_decay);
     schedule_warning(r);
     group_lines(r);
+
     for (int i = 0; i < RECIPE_COUNT; i++) {
         if (s->recipe[i] == 0) continue;
         recipe_line((RecipeNumber)i, s->recipe[i], &m->config, m->optimizer, line);
         runlog_field(r->log, name, "%s", line);
         name = "";
     }
+
     const char *peak = "the measured matmul rate";
     if (r->datasheet > 0) peak = "the peak of the datasheet";
     runlog_field(r->log, "mfu", "(6 N + 6 L C T) FLOP a token against %s", peak);
@@ -272,6 +288,7 @@ static void add_shards(cJSON *run, const char *key, const Sources *all) {
              JSON_NUMBER("windows", all->num_windows), JSON_NUMBER("shards", all->num_shards));
     if (m->count == 1 && m->drawn[0] == m->start) return;
     JSON_ADD(facts, JSON_NUMBER("start", m->start));
+
     cJSON *sources = cJSON_AddArrayToObject(facts, "sources");
     for (int i = 0; i < m->count; i++) {
         cJSON *source = cJSON_CreateObject();
@@ -294,12 +311,14 @@ static void run_event(const ReportFacts *r) {
     char *options = options_to_json(&r->setup->options, true);
     cJSON_AddItemToObject(run, "options", cJSON_Parse(options));
     free(options);
+
     cJSON *model = cJSON_AddObjectToObject(run, "model");
     plan_json_shape(model, c);
     JSON_ADD(model, JSON_NUMBER("T", r->setup->T), JSON_NUMBER("B", model_options(r->model)->B),
              JSON_NUMBER("parameters", parameter_total(c)),
              JSON_TEXT("dtype", dtype_name(model_options(r->model)->dtype)),
              JSON_TEXT("source", r->setup->source));
+
     cJSON *groups = cJSON_AddObjectToObject(run, "groups");
     for (int i = 0; i < NUM_GROUPS && model_options(r->model)->train; i++) {
         const GroupRates *of = &r->setup->rates[i];
@@ -308,10 +327,12 @@ static void run_event(const ReportFacts *r) {
                  JSON_NUMBER("beta1", of->beta1), JSON_NUMBER("beta2", of->beta2),
                  JSON_NUMBER("eps", of->eps), JSON_NUMBER("decay", of->weight_decay));
     }
+
     cJSON *memory = cJSON_AddObjectToObject(run, "memory_planned");
     for (MemoryClass i = 0; i < MEM_CLASS_COUNT; i++)
         JSON_ADD(memory, JSON_NUMBER(memory_class_name(i), memory_plan_class_bytes(plan, i)));
     JSON_ADD(memory, JSON_NUMBER("total", memory_plan_total(plan)));
+
     JSON_ADD(cJSON_AddObjectToObject(run, "device"), JSON_TEXT("backend", device->backend),
              JSON_TEXT("name", device->name), JSON_TEXT("libraries", device->libraries),
              JSON_TEXT("attention", device->attention),
@@ -320,6 +341,7 @@ static void run_event(const ReportFacts *r) {
              JSON_NUMBER("matmul_flops", r->speed.matmul_flops),
              JSON_NUMBER("copy_bandwidth", r->speed.copy_bandwidth),
              JSON_NUMBER("peak_flops", r->peak_flops), JSON_TEXT("mfu_base", mfu_base));
+
     if (r->setup->data.has_train) add_shards(run, "train", &r->setup->data.train);
     if (r->setup->data.has_val) add_shards(run, "val", &r->setup->data.val);
     JSON_ADD(run, JSON_NUMBER("processes", comm_size()),
@@ -328,6 +350,7 @@ static void run_event(const ReportFacts *r) {
              JSON_NUMBER("tokens_per_step", r->setup->step_windows * r->setup->T),
              JSON_NUMBER("flops_per_token", flops_per_token_llmc(c, r->setup->T)),
              JSON_NUMBER("flops_per_token_exact", flops_per_token_exact(c, r->setup->T)));
+
     char *text = cJSON_PrintUnformatted(run); // without its braces
     if (text) runlog_event(r->log, "run", "%.*s", (int)strlen(text) - 2, text + 1);
     free(text);
@@ -344,6 +367,7 @@ static void rise_lines(const ReportFacts *r) {
     const double least = last * 1.001; // a longer run moves each step a little
     if (s->options.max_steps == 0 || s->first_step >= s->total_steps || isinf(last)) return;
     if (next <= least || then <= least) return;
+
     const struct {
         const char *option;
         double rate;
@@ -351,6 +375,7 @@ static void rise_lines(const ReportFacts *r) {
                  {"--lr-embedding", s->options.lr_embedding},
                  {"--lr-head", s->options.lr_head},
                  {"--lr-vectors", s->options.lr_vectors}};
+
     char *advice = NULL;
     size_t bytes = 0;
     FILE *f = text_open(&advice, &bytes);
@@ -363,6 +388,7 @@ static void rise_lines(const ReportFacts *r) {
         fprintf(f, "a smaller -l rises less, and a run by -k constant or wsd that has not decayed "
                    "can be continued");
     fclose(f);
+
     runlog_field(r->log, "rate",
                  "the learning rate rises at this resume: %.3g at step %lld, %.3g at step %lld; %s",
                  last, (long long)s->first_step, next, (long long)s->first_step + 1, advice);
@@ -374,6 +400,7 @@ void report_differences(const ReportFacts *r) {
     if (s->options.resume == RESUME_WEIGHTS && s->options.max_steps != 0)
         runlog_field(r->log, "optimizer", "-y weights: %s starts with a new state after step %lld",
                      optimizer_name(s->options.optimizer), (long long)s->state.step);
+
     char *changed = options_diff_json(&s->options, s->state.options_json), *rest = changed;
     const char *mixture = s->data.changes ? s->data.changes : "";
     if (changed || *mixture) runlog_text(r->log, "changed since the checkpoint:");
@@ -383,6 +410,7 @@ void report_differences(const ReportFacts *r) {
         n = strcspn(mixture, "\n");
         runlog_text(r->log, "%.*s", (int)n, mixture);
     }
+
     free(changed);
     rise_lines(r);
 }
@@ -393,6 +421,7 @@ void report_header(const ReportFacts *facts) {
     memory_lines(facts);
     data_lines(facts);
     schedule_lines(facts);
+
     // Options that may not do what their user thinks.
     const Options *o = &facts->setup->options;
     char *unused = options_without_effect(o, strcmp(device_facts()->backend, "cpu") != 0);

@@ -91,6 +91,7 @@ static void continue_sources(RunData *data, TrainerState *state) {
     int from[MIXTURE_MAX] = {0}, count = m->count, before = 0;
     double total = 0;
     bool same = true;
+
     for (; before < state->source_count && state->sources[before].weight > 0; before++)
         total += (double)state->sources[before].weight;
     for (int i = 0; i < m->count; i++) {
@@ -99,6 +100,7 @@ static void continue_sources(RunData *data, TrainerState *state) {
                                .facts = {set->num_tokens, set->fingerprint, set->contents}};
     }
     find_sources(state, m, now, from);
+
     for (int i = 0; i < m->count; i++) {
         same &= from[i] == i && state->sources[i].weight == m->weights[i];
         if (from[i] < 0) continue;
@@ -106,6 +108,7 @@ static void continue_sources(RunData *data, TrainerState *state) {
         state->sources[from[i]].facts.tokens = 0; // taken
     }
     same &= before == m->count;
+
     const bool changed = !same && state->source_count > 0;
     size_t bytes;
     FILE *f = text_open(&data->changes, &bytes);
@@ -123,6 +126,7 @@ static void continue_sources(RunData *data, TrainerState *state) {
         else if (changed)
             fprintf(f, ", new\n");
     }
+
     for (int i = 0; i < state->source_count; i++) {
         SourceState *then = &state->sources[i];
         if (then->facts.tokens == 0) continue; // taken
@@ -132,6 +136,7 @@ static void continue_sources(RunData *data, TrainerState *state) {
         now[count++].weight = 0;
         then->pattern = NULL; // moved
     }
+
     fclose(f);
     m->start = state->mixture_start;
     trainer_state_free_sources(state);
@@ -156,6 +161,7 @@ static void continue_train(RunData *data, TrainerState *state) {
         state->mixture_start = 0;
         cJSON_Delete(options);
     }
+
     const DataFacts now = {data->train.num_tokens, data->train.fingerprint, data->train.contents};
     if (state->source_count == 0 && !mixes)
         compare_data("-i", now, &state->train);
@@ -191,6 +197,7 @@ static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) 
             err,
             "no train in the name %s for which there could be a val; -j GLOB names validation data",
             path_quoted(o->train_data).text);
+
     bool ok = mixture_parse(&m, data->val_pattern, err);
     for (int i = 0; ok && i < m.count; i++) {
         char **names;
@@ -201,8 +208,10 @@ static bool open_beside(RunData *data, const Options *o, int64_t T, Error *err) 
             ok = error_set(err, "no %s beside the training data; -j GLOB names validation data",
                            path_quoted(m.patterns[i]).text);
     }
+
     mixture_free(&m);
-    return ok && sources_open(&data->val, data->val_pattern, T, err);
+    if (!ok) return false;
+    return sources_open(&data->val, data->val_pattern, T, err);
 }
 
 // Without -j and without validation data a new run trains, and its header shows that. An evaluation
@@ -215,6 +224,7 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
         if (o->interactive) strcpy(data->no_validation, "--interactive");
         return true;
     }
+
     if (*o->val_data) {
         options_set_string(&data->val_pattern, o->val_data);
         data->has_val = sources_open(&data->val, o->val_data, T, err);
@@ -224,6 +234,7 @@ static bool open_validation(RunData *data, const Options *o, int64_t T, const Da
             error_set(err, "%s; or skip validation with -v 0", err->text);
         return error_prefix(err, "-j");
     }
+
     data->has_val = open_beside(data, o, T, &why);
     if (!data->has_val) snprintf(data->no_validation, sizeof data->no_validation, "%s", why.text);
     if (!data->has_val && o->max_steps != 0 && then->tokens > 0)
@@ -244,6 +255,7 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
     data->val_is_train = both.count > 0 && both.count == data->train.num_shards &&
                          both.count == data->val.num_shards;
     if (data->val_is_train) return true;
+
     if (both.count == 0) {
         Sources named = {.eot = -1};
         char *pattern = mixture_map(o->train_data, pattern_beside, data);
@@ -258,6 +270,7 @@ static bool check_apart(RunData *data, const Options *o, int64_t T, Error *err) 
         free(pattern);
         return true;
     }
+
     char *train = NULL;
     QuotedPath example = {""};
     if (both.other) train = path_numbered(both.other);
@@ -297,9 +310,11 @@ bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *conf
         advice_add_directories(o, "train-data", err);
         return error_prefix(err, "-i");
     }
+
     if (!open_validation(data, o, T, &state->val, err) ||
         (data->has_train && !check_apart(data, o, T, err)))
         return false;
+
     const Sources none = {.eot = -1}, *stated = &none;
     if (data->has_val) stated = &data->val;
     if (data->train.num_shards > 0) stated = &data->train;
@@ -320,12 +335,15 @@ bool run_data_open(RunData *data, const Options *o, int64_t T, ModelConfig *conf
                          "-i and %s were made with different vocabularies: %lld and %lld tokens",
                          name.text, (long long)vocab, (long long)data->val.vocab);
     }
+
     if (stated->eot >= 0) state->eot = stated->eot;
     if (data->has_train) continue_train(data, state);
     const DataFacts val = {data->val.num_tokens, data->val.fingerprint, data->val.contents};
     if (data->has_val) compare_data("-j", val, &state->val);
-    return (!data->has_train || read_first_windows(&data->train, config->V, err)) &&
-           (!data->has_val || read_first_windows(&data->val, config->V, err));
+
+    if (data->has_train && !read_first_windows(&data->train, config->V, err)) return false;
+    if (data->has_val && !read_first_windows(&data->val, config->V, err)) return false;
+    return true;
 }
 
 void run_data_close(RunData *data) {

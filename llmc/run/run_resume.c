@@ -69,6 +69,7 @@ static bool adopt_latest(RunSetup *s, Error *err) {
     const bool is_later = cJSON_IsNumber(start) && start->valuedouble >= (double)s->state.step;
     const char *json = is_later ? remembered : s->state.options_json;
     const bool ok = options_adopt_json(&s->options, json, false, err);
+
     Options *o = &s->options;
     cJSON *then = cJSON_Parse(json);
     const cJSON *rate = cJSON_GetObjectItemCaseSensitive(then, "learning-rate");
@@ -76,6 +77,7 @@ static bool adopt_latest(RunSetup *s, Error *err) {
     if (cJSON_IsNumber(rate) && rate->valuedouble < 0 && o->lr < 0 &&
         !options_given(o, "learning-rate"))
         o->lr = optimizer_default_learning_rate(o->optimizer);
+
     cJSON_Delete(then);
     cJSON_Delete(later);
     free(remembered);
@@ -89,6 +91,7 @@ static void choose_state(RunSetup *s) {
     char *command = options_command(o), *saved = NULL;
     if (s->resume_path) saved = options_state_command(s->state.options_json);
     const bool has_state = s->resume_path && s->state.optimizer == o->optimizer;
+
     if (o->resume == RESUME_WEIGHTS && has_state && saved && strcmp(saved, command) == 0) {
         o->resume = RESUME_ALL;
         advice_print("-y weights: step %lld already has the state that this command began; the run "
@@ -101,6 +104,7 @@ static void choose_state(RunSetup *s) {
         const bool goes_back = options_given(o, "optimizer") && s->state.optimizer == o->optimizer;
         if (!goes_back) o->resume = RESUME_WEIGHTS;
     }
+
     free(saved);
     free(command);
 }
@@ -112,16 +116,19 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
     // A file in which one mark is damaged is still ours.
     const bool known = own_file_is(path, OPTIONS_MARK) || own_file_is(path, OPTIONS_SEAL_MARK);
     const int reason = errno;
+
     char *json = NULL;
     bool ok = true;
     if (known) {
         json = read_remembered(path, err);
-        ok = json &&
-             (options_adopt_json(&s->options, json, false, err) || error_prefix(err, "%s", path));
+        ok = json != NULL;
+        if (json) ok = options_adopt_json(&s->options, json, false, err);
+        if (json && !ok) error_prefix(err, "%s", path);
         if (!json) error_set(err, "%.700s; remove it, and give the options again", err->text);
     } else if (reason != 0) {
         ok = error_set(err, "%s: cannot be read: %s", path, path_reason(path, reason).text);
     }
+
     if (ok)
         advice_print("-y 1: no checkpoint in %s yet; starting from the beginning%s%s",
                      s->options.output, known ? " with the options in " : "", known ? path : "");
@@ -135,6 +142,7 @@ bool run_resume_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
     if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0)
         return true; // nothing to save there
+
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
     char *path = path_join(o->output, OPTIONS_FILE), *json = options_to_json(o, true),
@@ -146,6 +154,7 @@ bool run_resume_save_options(const RunSetup *s, Error *err) {
     const size_t body = strlen(sealed) - JSON_SEAL_BYTES;
     json_make_seal(sealed + body, sealed, body);
     const bool ok = own_file_write(path, OPTIONS_MARK, sealed, body + JSON_SEAL_BYTES, err);
+
     free(sealed);
     free(json);
     free(path);
@@ -167,14 +176,18 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
         atomic_file_clean(path);
         free(path);
     }
+
     bool exists;
-    if (!o->resume)
-        return checkpoint_exists(o->output, &exists, err) &&
-               (!exists || o->max_steps == 0 ||
-                error_set(err,
-                          "-o %s: contains checkpoints of an earlier run; resume with -y 1, or "
-                          "name another directory",
-                          o->output));
+    if (!o->resume) {
+        if (!checkpoint_exists(o->output, &exists, err)) return false;
+        if (exists && o->max_steps != 0)
+            return error_set(err,
+                             "-o %s: contains checkpoints of an earlier run; resume with -y 1, or "
+                             "name another directory",
+                             o->output);
+        return true;
+    }
+
     char *skipped = NULL, size[64];
     const double bytes = checkpoint_newest_bytes(o->output);
     if (bytes >= 0x1p30) // more than a second
@@ -185,6 +198,7 @@ static bool find_checkpoint(RunSetup *s, Error *err) {
     const bool damaged = skipped != NULL;
     if (damaged) advice_print_lines(skipped);
     free(skipped);
+
     if (found) return true;
     if (err->text[0]) return false;
     if (damaged)
@@ -202,6 +216,7 @@ bool run_resume_lock(RunSetup *s, Error *err) {
     s->state.best_val_loss = s->state.learning_rate = INFINITY;
     s->state.eot = -1;
     s->state.control = step_control_initial(1.0f);
+
     // -e CHECKPOINT -x 0: the checkpoint is evaluated at its step, on the data of its run unless -j
     // names others. Imported weights have no step and no data of their own.
     TrainerState state;
@@ -214,6 +229,7 @@ bool run_resume_lock(RunSetup *s, Error *err) {
         options_adopt_json(&s->options, state.options_json, true, &none);
         trainer_state_free(&state);
     }
+
     if (!*o->output) return true;
     if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err))
         return false; // process 0 has the directory
@@ -221,6 +237,7 @@ bool run_resume_lock(RunSetup *s, Error *err) {
     if (!s->resume_path && o->resume && !adopt_remembered(s, err)) return false;
     if (s->resume_path && !checkpoint_load_state(s->resume_path, &s->state, err)) return false;
     if (s->resume_path && !adopt_latest(s, err)) return false;
+
     choose_state(s);
     if (s->state.seed != (uint64_t)o->seed)
         return error_set(

@@ -41,6 +41,7 @@ static bool choose_model(RunSetup *s, Error *err) {
                             (!s->resume_path && !strchr(o->model, '/') && !file_exists(o->model));
     ModelConfig asked = {0};
     if (descriptor && !model_config_parse(&asked, o->model, err)) return error_prefix(err, "-e");
+
     // The words that the run was begun with fit it, whatever they said then.
     const bool is_other = s->resume_path && options_given(o, "model") &&
                           options_differ(o, s->state.options_json, "model");
@@ -50,6 +51,7 @@ static bool choose_model(RunSetup *s, Error *err) {
                          "leave out -e, or name "
                          "another -o",
                          o->model, o->output);
+
     if (descriptor && !s->resume_path) {
         s->config = asked;
         model_config_set_d_ff(&s->config, o->d_ff);
@@ -59,14 +61,18 @@ static bool choose_model(RunSetup *s, Error *err) {
                  (long long)o->seed);
         return true;
     }
+
     WeightsFile *file = weights_file_open(path, err);
-    if (!file) return !s->resume_path && error_prefix(err, "-e");
+    if (!file && !s->resume_path) error_prefix(err, "-e");
+    if (!file) return false;
     s->config = *weights_file_config(file);
     if (s->state.eot < 0) s->state.eot = weights_file_eot(file);
     const bool is_whole = weights_file_check_rest(file, err); // now, before the data are looked for
     weights_file_close(file);
-    if (!is_whole) return !s->resume_path && error_prefix(err, "-e");
+    if (!is_whole && !s->resume_path) error_prefix(err, "-e");
+    if (!is_whole) return false;
     snprintf(s->source, sizeof s->source, "weights from %s", path);
+
     const ModelConfig *c = &s->config;
     char shape[MODEL_DESCRIPTOR];
     asked.eps = c->eps; // no descriptor states it
@@ -78,6 +84,7 @@ static bool choose_model(RunSetup *s, Error *err) {
     // The run stays what it was begun with.
     if (is_other && !options_take_back(&s->options, s->state.options_json, "model", err))
         return false;
+
     const int64_t d_ff = model_size(c, DIM_FF),
                   wanted = positive_or(o->d_ff, model_default_d_ff(c));
     if (options_given(o, "d-ff") && wanted != d_ff)
@@ -92,6 +99,7 @@ static bool choose_context(RunSetup *s, Error *err) {
     if (s->T > longest)
         return error_set(err, "-t %lld: longer than the model's context of %lld tokens",
                          (long long)s->T, (long long)longest);
+
     if (s->resume_path && s->T != s->state.T)
         return error_set(
             err, "-t %lld: the run in %s reads windows of %lld tokens and resumes only with them",
@@ -127,6 +135,7 @@ ModelOptions run_setup_model(const RunSetup *s) {
     if (o->total_batch > 0)
         group_windows = ceil_div(o->total_batch / s->T, max_i64(o->reduce_groups, 1));
     if (o->sample_every > 0 || o->interactive) sequences = o->samples;
+
     return (ModelOptions){
         .config = s->config,
         .dtype = s->dtype,
@@ -162,6 +171,7 @@ static bool choose_optimizer(RunSetup *s, Error *err) {
                          "%s: the head of this model is its embedding; use --lr-embedding, or "
                          "embedding in --by-group",
                          of_head);
+
     if (!s->resume_path || o->max_steps == 0) return true;
     const bool starts_new = o->resume == RESUME_WEIGHTS;
     if (starts_new) s->state.control.updates = 0;
@@ -192,6 +202,7 @@ static void choose_tokens(RunSetup *s) {
         o->tokens = s->recipe[RECIPE_TOKENS] = of_model;
         options_mark_chosen(o, "tokens");
     }
+
     if (o->total_batch >= 0) return;
     double tokens = of_model;
     if (o->tokens > 0) tokens = o->tokens;
@@ -212,6 +223,7 @@ static void choose_rates(RunSetup *s, double step_tokens, double steps) {
             recipe_learning_rate(&s->config, o->optimizer, step_tokens);
         options_mark_chosen(o, "learning-rate");
     }
+
     const bool follows_size = is_muon && options_chosen(o, "learning-rate");
     if (follows_size && o->lr_embedding < 0) {
         o->lr_embedding = s->recipe[RECIPE_EMBEDDING] =
@@ -222,10 +234,12 @@ static void choose_rates(RunSetup *s, double step_tokens, double steps) {
         o->lr_vectors = s->recipe[RECIPE_VECTORS] = recipe_vector_rate(step_tokens);
         options_mark_chosen(o, "lr-vectors");
     }
+
     if (o->weight_decay >= 0) return;
     const double rate = options_learning_rate(o);
     o->weight_decay = s->recipe[RECIPE_DECAY] = recipe_weight_decay(o->optimizer, rate, steps);
     options_mark_chosen(o, "weight-decay");
+
     if (!is_muon || *o->by_group) return;
     s->recipe[RECIPE_EMBEDDING_DECAY] = RECIPE_DECAY_OF_EMBEDDINGS;
     const char *decays = "embedding.decay=0.01";
@@ -240,6 +254,7 @@ static bool choose_memory(RunSetup *s, Error *err) {
     char text[RECOMPUTE_TEXT];
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     choose_tokens(s);
+
     ModelOptions model = run_setup_model(s);
     const int64_t most = model.group_windows;
     const bool divides = o->B == 0 && s->recipe[RECIPE_BATCH] > 0;
@@ -247,10 +262,12 @@ static bool choose_memory(RunSetup *s, Error *err) {
     double room = plan_room(automatic);
     if (strcmp(device_facts()->backend, "cpu") == 0)
         room /= comm_local_size(); // the processes of a machine share it
+
     if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) ||
         !processes_min(&room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err) ||
         (divides && !plan_fit_divisor(&model, o->recompute, room, err)))
         return false;
+
     o->B = model.B; // a checkpoint states the choice
     s->recompute = model.recompute;
     recompute_text(&s->recompute, s->config.L, text, sizeof text);
@@ -273,6 +290,7 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->max_steps != 0 && !step_share_make(&s->share, s->step_windows, o->B, o->reduce_groups,
                                               comm_rank(), comm_size(), err))
         return false;
+
     s->total_steps = o->max_steps;
     if (o->max_steps < 0) s->total_steps = s->data.train.num_windows / s->step_windows;
     if (o->tokens > 0) s->total_steps = (int64_t)ceil(o->tokens / (double)(s->step_windows * s->T));
@@ -280,6 +298,7 @@ static bool choose_lengths(RunSetup *s, Error *err) {
     if (o->profile > 0 && o->max_steps == 0)
         return error_set(err, "--profile: -x 0 runs no step; leave out -x 0");
     if (o->profile > 0) s->total_steps = s->state.step + profile_total_steps(o->profile);
+
     choose_rates(s, (double)(s->step_windows * s->T), (double)s->total_steps);
     if (!options_rates(o, s->rates, err)) return false;
     int64_t warmup = o->warmup;
@@ -298,10 +317,14 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     const Sources none = {.eot = -1}, *data = &none;
     if (s->data.has_val) data = &s->data.val;
     if (s->data.train.num_shards > 0) data = &s->data.train;
+
     char *const *patterns = data->mixture.patterns;
     if (!tokenizer_find(&s->tokenizer, o->tokenizer, weights, patterns[0], data->vocab, s->config.V,
-                        err))
-        return *o->tokenizer && advice_add_directories(o, "tokenizer", err);
+                        err)) {
+        if (*o->tokenizer) advice_add_directories(o, "tokenizer", err);
+        return false;
+    }
+
     for (int i = 1; i < data->mixture.count;
          i++) { // the one next to another source of a mixture must be the same
         Tokenizer *other;
@@ -317,6 +340,7 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
                              "one tokenizer",
                              path_quoted(patterns[i]).text, path_quoted(patterns[0]).text);
     }
+
     if (s->tokenizer && s->state.eot < 0) s->state.eot = tokenizer_eot(s->tokenizer);
     if (s->tokenizer && tokenizer_vocab(s->tokenizer) + VOCAB_PADDING < s->config.V)
         advice_print("%s has %lld tokens, but the model has a vocabulary of %lld; if it is not the "
@@ -327,6 +351,7 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     if (generate_prompt_ends_in_space(s->tokenizer, o->prompt))
         advice_print("--prompt: it ends in a space, which is part of the next word's token; better "
                      "without it");
+
     const char *needs_it = NULL;
     if (*o->prompt) needs_it = "--prompt";
     if (o->interactive) needs_it = "--interactive";
@@ -359,6 +384,7 @@ static bool open_choices(RunSetup *s, Error *err) {
     char *files = strdup(o->choices);
     const char *name = "--choices";
     REQUIRE_MEMORY(files, "a path");
+
     if (has_limit) {
         files[colon - o->choices] = '\0';
         s->choice_examples = strtoll(colon + 1, NULL, 10);
@@ -368,10 +394,14 @@ static bool open_choices(RunSetup *s, Error *err) {
         files = path_typed_in(o->directory, HELLASWAG);
         name = "-h 1";
     }
+
     const bool is_none = !*files || strcmp(files, "0") == 0;
-    const bool ok = is_none || ((choices_open(&s->choices, files, s->config.V, err) ||
-                                 advice_add_directories(o, "choices", err)) &&
-                                choices_fit(&s->choices, s->T, err));
+    bool ok = true;
+    if (!is_none) {
+        ok = choices_open(&s->choices, files, s->config.V, err);
+        if (!ok) advice_add_directories(o, "choices", err);
+        if (ok) ok = choices_fit(&s->choices, s->T, err);
+    }
     free(files);
     if (!ok) return error_prefix(err, "%s", name);
     return true;
@@ -382,6 +412,7 @@ static bool choose_export(RunSetup *s, Error *err) {
     const Options *o = &s->options;
     const char *colon = strrchr(o->export, ':');
     if (!*o->export) return true;
+
     const bool has_dtype = colon && !strchr(colon, '/');
     const char *dtype = "fp32";
     s->export_path = strdup(o->export);
@@ -390,6 +421,7 @@ static bool choose_export(RunSetup *s, Error *err) {
         s->export_path[colon - o->export] = '\0';
         dtype = colon + 1;
     }
+
     s->export_type = export_type_of(dtype);
     if (s->export_type == EXPORT_TYPES)
         return error_set(err, "--export %s: %s is not fp32, bf16, fp16 or q8_0", o->export, dtype);
@@ -426,6 +458,7 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
     s->first_step = s->state.step;
     s->first_skipped = s->state.control.skipped;
     if (s->resume_path) restore_tuning(s->state.tuning);
+
     // A file may be missing on one machine only: the processes agree after each part.
     if (!comm_all_ok(choose_model(s, err) && choose_context(s, err) &&
                          run_data_open(&s->data, &s->options, s->T, &s->config, &s->state, err) &&
@@ -436,6 +469,7 @@ bool run_setup_resolve(RunSetup *s, Error *err) {
                          open_choices(s, err) && (comm_rank() > 0 || choose_export(s, err)),
                      err))
         return false;
+
     // Processes that read other data would train another model each.
     const Sources *const data[] = {&s->data.train, &s->data.val};
     char texts[2][64], sizes[128];
@@ -466,6 +500,31 @@ static void print_recipe(RunSetup *s, double step_tokens) {
                    recipe_line((RecipeNumber)i, s->recipe[i], &s->config, o->optimizer, line));
 }
 
+// Prints the kind of plan that was asked for. The sources of -i are named in it, but not opened.
+static bool print_plan(RunSetup *s, PlanRequest *request, double step_tokens, Error *err) {
+    Options *o = &s->options;
+    Mixture train = {0}, val = {0};
+    request->data = &train;
+    bool ok = mixture_parse(&train, o->train_data, err);
+    if (!ok) error_prefix(err, "-i");
+    if (ok) {
+        ok = mixture_parse(&val, o->val_data, err);
+        if (!ok) error_prefix(err, "-j");
+    }
+
+    if (ok && o->plan == PLAN_TEXT && o->hours == 0) print_recipe(s, step_tokens);
+    if (ok && o->hours > 0)
+        ok = largest_print(o, request, err);
+    else if (ok && (o->plan == PLAN_SIZES || o->plan == PLAN_D_FF))
+        ok = advise_print(stdout, request, o->plan == PLAN_D_FF, err);
+    else if (ok)
+        ok = plan_print(stdout, request, o->plan == PLAN_JSON, err);
+
+    mixture_free(&train);
+    mixture_free(&val);
+    return ok;
+}
+
 // --plan: no data is opened, and no memory taken.
 bool run_setup_plan(RunSetup *s, Error *err) {
     Options *o = &s->options;
@@ -477,10 +536,12 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (!elsewhere && !choose_dtype(s, err)) return false;
     if (o->dtype == DTYPE_COUNT)
         s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
+
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);
     if (o->hours == 0) choose_tokens(s);
     if (o->total_batch > 0 && !options_check_total_batch(o->total_batch, s->T, err)) return false;
+
     // 0: a micro-batch of each group
     const int64_t step_windows = max_i64(o->total_batch, 0) / s->T;
     PlanRequest request = {.model = run_setup_model(s),
@@ -493,6 +554,7 @@ bool run_setup_plan(RunSetup *s, Error *err) {
                            .attention = o->attention,
                            .gelu_fusion = o->gelu_fusion,
                            .comm_overlap = options_environment("PRETRAIN_COMM_OVERLAP") != 0};
+
     const PlannedSizes of_gpu = {0};
     ModelOptions checked = request.model;
     if (elsewhere) checked.sizes = &of_gpu;
@@ -503,23 +565,11 @@ bool run_setup_plan(RunSetup *s, Error *err) {
          !step_share_make(&share, windows, B, o->reduce_groups, 0, process_count(o), err)) ||
         !model_check_options(&checked, err))
         return false;
+
     char *repeated = options_repeated(o);
     if (repeated) advice_print("given twice, the last counts: %s", repeated);
     free(repeated);
-    Mixture train = {0}, val = {0};
-    request.data = &train;
-    bool ok = (mixture_parse(&train, o->train_data, err) || error_prefix(err, "-i")) &&
-              (mixture_parse(&val, o->val_data, err) || error_prefix(err, "-j"));
-    if (ok && o->plan == PLAN_TEXT && o->hours == 0) print_recipe(s, (double)(windows * s->T));
-    if (ok && o->hours > 0)
-        ok = largest_print(o, &request, err);
-    else if (ok && (o->plan == PLAN_SIZES || o->plan == PLAN_D_FF))
-        ok = advise_print(stdout, &request, o->plan == PLAN_D_FF, err);
-    else if (ok)
-        ok = plan_print(stdout, &request, o->plan == PLAN_JSON, err);
-    mixture_free(&train);
-    mixture_free(&val);
-    return ok;
+    return print_plan(s, &request, (double)(windows * s->T), err);
 }
 
 OptimizerOptions run_setup_optimizer(const RunSetup *s) {

@@ -76,6 +76,7 @@ void checkpoint_clean(const char *dir) {
     char **names;
     int count;
     if (!directory_list(dir, &names, &count, NULL)) return;
+
     for (int i = 0; i < count; i++) {
         char *path = path_join(dir, names[i]);
         if (strncmp(names[i], probe_prefix, strlen(probe_prefix)) == 0) unlink(path);
@@ -99,6 +100,7 @@ void checkpoint_clean(const char *dir) {
         }
         free(path);
     }
+
     directory_list_free(names, count);
 }
 
@@ -110,20 +112,23 @@ bool checkpoint_save(const char *dir, const Model *model, const TrainerState *st
                                       .tokenizer = state->tokenizer,
                                       .extras = state->extras};
     FileFacts facts[CHECKPOINT_FILES];
+
     if (!directory_make(dir, err)) return false;
     checkpoint_clean(dir);
     char *temporary = step_path(dir, state->step, true),
          *final = step_path(dir, state->step, false);
     char *optimizer = path_join(temporary, OPTIMIZER_FILE_NAME),
          *manifest = path_join(temporary, manifest_name);
+
     bool made = mkdir(temporary, 0755) == 0;
     bool ok = made || error_set(err, "%s: cannot make the directory: %s", temporary,
                                 path_reason(temporary, errno).text);
-    ok = ok && huggingface_write(temporary, &weights, facts, err) &&
-         optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err) &&
-         trainer_json_write(manifest, state, model_options(model), facts, err) &&
-         verify(temporary, state->step, true, err) &&
-         directory_commit(temporary, final, manifest_name, err);
+    if (ok) ok = huggingface_write(temporary, &weights, facts, err);
+    if (ok) ok = optimizer_file_write(optimizer, model, &facts[CHECKPOINT_OPTIMIZER], err);
+    if (ok) ok = trainer_json_write(manifest, state, model_options(model), facts, err);
+    if (ok) ok = verify(temporary, state->step, true, err);
+    if (ok) ok = directory_commit(temporary, final, manifest_name, err);
+
     // Removes the previous directory of that name, or the files written before a failure, which err
     // already describes.
     if (made && file_exists(temporary)) discard(dir, strrchr(temporary, '/') + 1);
@@ -185,6 +190,7 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
     if (ok && state.step != step)
         ok = error_set(err, "%s: written at step %lld, not at this directory's step", manifest,
                        (long long)state.step);
+
     for (int i = 0; ok && i < CHECKPOINT_FILES; i++) {
         if (facts[i].bytes < 0) continue;
         char *path = path_join(directory, checkpoint_file_name(i));
@@ -201,6 +207,7 @@ static bool verify(const char *directory, int64_t step, bool checksums, Error *e
                            (unsigned long long)facts[i].checksum);
         free(path);
     }
+
     trainer_state_free(&state);
     free(manifest);
     return ok;
@@ -227,11 +234,13 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
     // With these errors a file may be whole: they tell nothing about its content.
     static const int unreadable[] = {EIO,    ESTALE, EINTR,  EAGAIN, ETIMEDOUT,
                                      EACCES, EPERM,  EMFILE, ENFILE, ENOMEM};
+
     *path = *skipped = NULL;
     error_set(err, "%s", "");
     int64_t *steps;
     int count;
     if (!list_steps(dir, &steps, &count, err)) return false;
+
     size_t length = 0;
     FILE *lines = text_open(skipped, &length);
     int unread = 0;
@@ -249,12 +258,14 @@ bool checkpoint_find_latest(const char *dir, char **path, char **skipped, Error 
         fprintf(lines, "%s%s", i > 0 ? "\n" : "", reason.text);
         free(candidate);
     }
+
     free(steps);
     fclose(lines);
     if (length == 0) {
         free(*skipped);
         *skipped = NULL;
     }
+
     if (!*path && unread)
         error_set(err, "%s: its checkpoints cannot be read now: %s", dir, strerror(unread));
     return *path != NULL;
@@ -313,6 +324,7 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
     if (keep <= 0) return true;
     checkpoint_clean(dir);
     if (!list_steps(dir, &steps, &count, err)) return false;
+
     for (int i = 0; i < count; i++) {
         char *path = step_path(dir, steps[i], false);
         // Others are not checkpoints: they do not count, and stay for the user to see.
@@ -331,6 +343,7 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
         }
         free(path);
     }
+
     free(steps);
     return ok;
 }
@@ -346,7 +359,8 @@ bool checkpoint_mark_done(const char *dir, int64_t step, Error *err) {
     const bool ok = fd >= 0 || error_set(err, "%s: cannot create: %s", path, strerror(errno));
     if (fd >= 0) close(fd);
     free(path);
-    return ok && directory_sync(dir, err);
+    if (!ok) return false;
+    return directory_sync(dir, err);
 }
 
 void checkpoint_unmark_done(const char *dir) {

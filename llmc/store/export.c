@@ -130,6 +130,7 @@ static bool make_temporary(const ExportTarget *t, char **path, int *lock, Error 
     int reason = EEXIST;
     *path = NULL;
     *lock = -1;
+
     for (long i = 0; i < MAX_NAMES && reason == EEXIST; i++) {
         char name[NAME_MAX + 64];
         snprintf(name, sizeof name, ".tmp-%.*s-%ld", NAME_MAX, path_name(t->path),
@@ -144,6 +145,7 @@ static bool make_temporary(const ExportTarget *t, char **path, int *lock, Error 
         if (*lock >= 0 || file_exists(*path))
             return true; // or one without locks; else it was removed as stale
     }
+
     error_set(err, "cannot make the directory %s: %s", *path, path_reason(*path, reason).text);
     free(*path);
     *path = NULL;
@@ -165,6 +167,7 @@ static void remove_stale_exports(const ExportTarget *t) {
     char **names;
     int count;
     if (!directory_list(t->parent, &names, &count, NULL)) return;
+
     for (int i = 0; i < count; i++) {
         char *path = path_join(t->parent, names[i]), *end = strstr(path_name(path), ".tmp-");
         if (is_temporary_directory(t, names[i])) {
@@ -180,6 +183,7 @@ static void remove_stale_exports(const ExportTarget *t) {
         }
         free(path);
     }
+
     directory_list_free(names, count);
 }
 
@@ -232,11 +236,13 @@ static bool check_existing_directory(const ExportTarget *t, const struct stat *s
     if (stat(t->parent, &parent) != 0 || parent.st_dev != st->st_dev || strcmp(t->path, "/") == 0)
         return error_set(
             err, "this is a mount point, which cannot be replaced; name a directory inside it");
+
     OwnFileKind names[HF_FILES];
     for (int file = 0; file < HF_FILES; file++)
         names[file] = (OwnFileKind){huggingface_file_name(file), ""};
     if (!own_directory_is(t->path, names, HF_FILES, true, err))
         return error_set(err, "%s; name another directory", err->text);
+
     bool has_all = true;
     for (int file = HF_WEIGHTS; file <= HF_CONFIG; file++) {
         char *path = path_join(t->path, huggingface_file_name(file));
@@ -276,8 +282,10 @@ static bool check_export_target(const ExportTarget *t, ExportType type, const Mo
     if (!exists && lstat(t->path, &st) == 0)
         return error_set(err, "this is a dangling symbolic link; remove it");
     if (!exists) return check_writable(t, err);
-    if (t->kind == TARGET_DIRECTORY)
-        return check_existing_directory(t, &st, err) && check_writable(t, err);
+    if (t->kind == TARGET_DIRECTORY) {
+        if (!check_existing_directory(t, &st, err)) return false;
+        return check_writable(t, err);
+    }
     const char *suffix = target_kinds[t->kind].suffix, *what = target_kinds[t->kind].what;
     if (S_ISDIR(st.st_mode))
         return error_set(
@@ -312,7 +320,7 @@ static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Er
         (!file_exists(t->path) || is_own_model(t->path) ||
          own_file_move_aside(t->path, "is a model that this program did not write", errno, err));
     bool has_stayed = ok && stat(t->path, &before) == 0;
-    ok = ok && directory_commit(temporary, t->path, huggingface_file_name(HF_WEIGHTS), err);
+    if (ok) ok = directory_commit(temporary, t->path, huggingface_file_name(HF_WEIGHTS), err);
 
     // A replaced model's files, where its directory stayed (directory_commit).
     has_stayed = has_stayed && ok && stat(t->path, &after) == 0 && before.st_ino == after.st_ino;
@@ -346,7 +354,8 @@ bool export_model(const char *path, const HuggingFaceModel *model, ExportType ty
         error_prefix(err, "--export %s", path);
     if (ok && directory_make(t.parent, err)) written = write_target(&t, &m, type, err);
     target_free(&t);
-    return written || (ok && error_prefix(err, "--export"));
+    if (ok && !written) error_prefix(err, "--export");
+    return written;
 }
 
 char *export_warnings(const char *path, const HuggingFaceModel *m) {
@@ -357,6 +366,7 @@ char *export_warnings(const char *path, const HuggingFaceModel *m) {
     char *text = NULL;
     size_t bytes;
     FILE *out = text_open(&text, &bytes);
+
     if (t.kind == TARGET_GGUF && !m->tokenizer)
         fputs("it has no vocabulary, which llama.cpp's servers need; name the model's tokenizer "
               "with --tokenizer\n",
@@ -365,6 +375,7 @@ char *export_warnings(const char *path, const HuggingFaceModel *m) {
         fprintf(out, "it has %d of the %d tokens that end a text\n", GGUF_ENDS, num_ends);
     if (t.kind == TARGET_LLMC && num_ends > 1)
         fprintf(out, "it has none of the %d tokens that end a text\n", num_ends);
+
     // llama.cpp's file has the tokens, their kinds and the chat template; llm.c's has the weights
     // and their shape.
     char *template = model_extras_chat_template(extras);
@@ -377,6 +388,7 @@ char *export_warnings(const char *path, const HuggingFaceModel *m) {
         fprintf(out, "%s%s", comma, extra_file_names[i]);
         comma = ", ";
     }
+
     free(template);
     fclose(out);
     target_free(&t);

@@ -61,6 +61,7 @@ static void name_tensor(const Parameter *p, int part, char name[MAX_NAME]) {
         [PARAM_HEADW] = "output"};
     static const char *const qkv[] = {"attn_q", "attn_k", "attn_v"}, *const gated[] = {"ffn_gate",
                                                                                        "ffn_up"};
+
     const bool in_parts = p->file_parts > 1;
     const char *stem = stems[p->spec - parameter_specs], *kind = "weight";
     if (p->is_normed && part == 0) stem = "output";
@@ -68,6 +69,7 @@ static void name_tensor(const Parameter *p, int part, char name[MAX_NAME]) {
     if (p->spec->rows == DIM_FC && in_parts) stem = gated[part];
     REQUIRE(stem, "no name of llama.cpp for %s", p->name);
     if (p->rank == 1 && p->spec->init == INIT_ZERO) kind = "bias";
+
     char block[16] = "";
     if (p->block >= 0) snprintf(block, sizeof block, "blk.%d.", p->block);
     snprintf(name, MAX_NAME, "%s%s.%s", block, stem, kind);
@@ -85,10 +87,12 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
     const char *family = model_family(config);
     // llama.cpp rotates neighbours of a head in these, where we and transformers rotate its halves.
     const bool alternates = strcmp(family, "llama") == 0 || strcmp(family, "arcee") == 0;
+
     GgufTensor *list = calloc((size_t)model_num_tensors(model) * 3 + 1, sizeof *list);
     REQUIRE_MEMORY(list, "the tensors of a GGUF file");
     int64_t offset = 0;
     *count = 0;
+
     for (int i = 0; i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         const bool always_f32 = p->rank == 1 || p->spec == &parameter_specs[PARAM_WPE];
@@ -166,6 +170,7 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
     int32_t *types = calloc((size_t)V, sizeof *types);
     REQUIRE_MEMORY(types, "the types of tokens");
     int64_t count = 0;
+
     put_text_key(h, "tokenizer.ggml.model", "gpt2");
     put_text_key(h, "tokenizer.ggml.pre", pre);
     put_array(h, "tokenizer.ggml.tokens", KEY_STRING, V);
@@ -179,6 +184,7 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
         put_counted(h->out, padding);
         types[count] = UNUSED;
     }
+
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(root, "added_tokens")) {
         int32_t *added = &types[cJSON_GetObjectItemCaseSensitive(item, "id")->valueint];
         *added = USER_DEFINED;
@@ -186,6 +192,7 @@ static void put_vocabulary(GgufHeader *h, const cJSON *root, const char *pre, in
     }
     put_array(h, "tokenizer.ggml.token_type", KEY_I32, V);
     fwrite(types, sizeof *types, (size_t)V, h->out);
+
     put_array(h, "tokenizer.ggml.merges", KEY_STRING, cJSON_GetArraySize(merges));
     cJSON_ArrayForEach(item, merges) put_counted(h->out, item->valuestring);
     free(types);
@@ -315,6 +322,7 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
             bits &= FLOAT_MAGNITUDE;
             if (bits > largest) largest = bits;
         }
+
         float amax;
         memcpy(&amax, &largest, sizeof amax);
         const float d = amax / 127.0f;
@@ -325,6 +333,7 @@ static bool to_q8_0(char *out, const float *values, int64_t n, const char *name,
                 err,
                 "tensor %s has the value %g, which q8_0 cannot represent; write the model in fp32",
                 name, (double)amax);
+
         memcpy(out, &scale, sizeof scale);
         for (int i = 0; i < Q8_0_BLOCK; i++) {
             const float scaled = x[i] * inverse;
@@ -361,10 +370,10 @@ static bool gguf_append(AtomicFile *file, const Model *model, const GgufTensor *
             ok = to_q8_0((char *)converted, values, n * cols, t->p->name, err);
         if (ok && (t->type == GGUF_F16 || t->type == GGUF_BF16))
             ok = weights_to_halves(converted, dtype, values, n * cols, t->p->name, err);
-        ok = ok && atomic_file_write(file, data, (size_t)gguf_bytes(t->type, n * cols), err);
+        if (ok) ok = atomic_file_write(file, data, (size_t)gguf_bytes(t->type, n * cols), err);
     }
-    return ok &&
-           atomic_file_write(file, zeros, (size_t)(round_up(t->bytes, ALIGNMENT) - t->bytes), err);
+    if (!ok) return false;
+    return atomic_file_write(file, zeros, (size_t)(round_up(t->bytes, ALIGNMENT) - t->bytes), err);
 }
 
 bool gguf_check(const ModelConfig *config, const Tokenizer *tokenizer, Error *err) {
@@ -391,9 +400,11 @@ bool gguf_write(const char *path, const HuggingFaceModel *m, GgufType type, Erro
         float *values = malloc(WEIGHTS_PIECE_FLOATS * sizeof *values);
         uint16_t *converted = malloc(WEIGHTS_PIECE_FLOATS * sizeof *converted);
         REQUIRE_MEMORY(values && converted, "a piece of a tensor");
+
         bool ok = atomic_file_write(file, header, bytes, err);
         for (int i = 0; ok && i < count; i++)
             ok = gguf_append(file, model, &tensors[i], values, converted, err);
+
         free(tensors);
         free(header);
         free(values);
@@ -404,5 +415,6 @@ bool gguf_write(const char *path, const HuggingFaceModel *m, GgufType type, Erro
         }
     }
     cJSON_Delete(root);
-    return file && own_file_commit(file, path, GGUF_MARK, err);
+    if (!file) return false;
+    return own_file_commit(file, path, GGUF_MARK, err);
 }

@@ -72,6 +72,7 @@ static bool check_shape(const SafetensorsEntry *e, int rank, int64_t rows, int64
                          "of these types",
                          e->name, e->stored);
     if (e->rank == rank && e->shape[0] == rows && (rank == 1 || e->shape[1] == cols)) return true;
+
     Tensor found = {.dtype = e->dtype, .rank = e->rank},
            expected = {.dtype = e->dtype, .rank = rank};
     memcpy(found.shape, e->shape, sizeof found.shape);
@@ -130,6 +131,7 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
     char name[64];
     parameter_part_name(p, part, name);
     *place = find_tensor(f->shards, name);
+
     // save_pretrained of a tied model keeps one of the two names.
     if (*place < 0 && p->spec == &parameter_specs[PARAM_WTE] && !f->config.untied)
         *place = find_tensor(f->shards, head_name);
@@ -141,6 +143,7 @@ static bool open_tensor(HuggingFace *f, const Parameter *p, int part, int *place
                          "embedding the head",
                          err->text);
     }
+
     if (p->transposed) { // in the file
         cols = rows;
         rows = p->cols;
@@ -157,6 +160,7 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     f->places = calloc((size_t)parameter_count(&f->config), sizeof *f->places);
     bool *used = calloc((size_t)weight_shards_count(f->shards) + 1, sizeof *used);
     REQUIRE_MEMORY(f->places && used, "the files of a model");
+
     bool ok = true;
     for (int i = 0; ok && i < parameter_count(&f->config); i++) {
         for (int part = 0; ok && part < table[i].file_parts; part++) {
@@ -164,6 +168,7 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
             if (ok) used[f->places[i][part]] = true;
         }
     }
+
     for (int i = 0; ok && i < weight_shards_count(f->shards); i++)
         ok = used[i] || check_extra(weight_shards_entry(f->shards, i), &f->config, err) ||
              error_prefix(err, "%s", weight_shards_path(f->shards, i));
@@ -180,6 +185,7 @@ HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_
     HuggingFace *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f != NULL, "the files of a model");
     f->matrix_index = -1;
+
     char *path = path_join(directory, "config.json");
     cJSON *root = NULL;
     if (file_exists(path)) {
@@ -194,12 +200,14 @@ HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_
     }
     bool ok =
         root && (huggingface_parse_config(root, &f->config, err) || error_prefix(err, "%s", path));
+
     const cJSON *token = NULL; // the end-of-text token, or the first of several
     if (!ok || !json_find(root, "eos_token_id", &token, NULL)) token = NULL;
     if (token && cJSON_IsArray(token)) token = token->child;
     if (!json_int_value(token, 0, f->config.V - 1, eot)) *eot = -1;
     cJSON_Delete(root);
     free(path);
+
     if (ok && open_tensors(f, directory, err)) {
         *config = f->config;
         return f;
@@ -230,6 +238,7 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
                            *of_wte = weight_shards_entry(f->shards, wte);
     const DType types[] = {e->dtype, of_wte->dtype};
     const int64_t C = f->config.C, piece = WEIGHTS_PIECE_FLOATS / C;
+
     const char *differs = "differs from",
                *advice = "config.json has a tied head (\"tie_word_embeddings\" true, or the "
                          "class's default), and the file "
@@ -239,6 +248,7 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
         advice = "the head is not tied, and in GPT-2's class only tied heads are supported";
     if (f->config.embed_norm)
         advice = "the head is not tied, and \"embed_norm\" in config.json needs a tied one";
+
     float unit = 0.0f, rstd = 0.0f;
     if (is_norm) {
         differs = "is not the norm of the rows of";
@@ -251,6 +261,7 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
         if (types[i] == DTYPE_FP16) unit = fmaxf(unit, 0x1p-9f);
         if (types[i] == DTYPE_BF16) unit = fmaxf(unit, 0x1p-6f);
     }
+
     float *found = malloc((size_t)(2 * piece * C) * sizeof *found), *expected = found + piece * C;
     REQUIRE_MEMORY(found, "a piece of the embedding");
     bool ok = true;
@@ -274,6 +285,7 @@ static bool check_beside_wte(HuggingFace *f, int place, bool is_norm, Error *err
                           (long long)(first + r), (long long)c, (double)x[c], (double)y[c], advice);
         }
     }
+
     free(found);
     return ok;
 }
@@ -301,6 +313,7 @@ static bool load_transposed(HuggingFace *f, const Parameter *p, int index, Error
         free(strip);
         return error_set(err, "no memory to transpose tensor %s", p->name);
     }
+
     bool ok = true;
     for (int64_t i = 0; ok && i < in; i += TRANSPOSE_STRIP) {
         int64_t n = min_i64(in - i, TRANSPOSE_STRIP);
@@ -326,6 +339,7 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
             return false;
         begin += part_rows;
     }
+
     if (!p->transposed) return true;
     if (f->matrix_index != index && !load_transposed(f, p, index, err)) return false;
     memcpy(out, f->matrix + first_row * p->cols, (size_t)(rows * p->cols) * sizeof *out);
@@ -364,6 +378,7 @@ static bool is_own_extra(const char *directory, int extra, bool by_name, int *un
     uint64_t checksum;
     bool is_own = !file_exists(path) || (by_name && extra == EXTRA_TOKENIZER_CONFIG);
     *unread = 0;
+
     if (!is_own && extra == EXTRA_TOKENIZER_CONFIG) {
         is_own = own_file_is(path, TOKENIZER_CONFIG_MARK);
         if (!is_own) *unread = errno;
@@ -375,6 +390,7 @@ static bool is_own_extra(const char *directory, int extra, bool by_name, int *un
         is_own = is_read && own_file_is(weights, extra_entry(extra, checksum, entry));
         if (is_read && !is_own) *unread = errno;
     }
+
     free(weights);
     free(path);
     if (!is_own)
@@ -450,11 +466,13 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     }
     if (*beside) metadata[4] = "beside";
     if (*beside) metadata[5] = beside;
+
     const Parameter *table = model_parameters(m->model);
     const int count = model_num_tensors(m->model);
     const ModelConfig *config = &model_options(m->model)->config;
     SafetensorsEntry *entries = calloc((size_t)count * 3 + 1, sizeof *entries);
     REQUIRE_MEMORY(entries != NULL, "the files of a model");
+
     int n = 0;
     for (int i = 0; i < count; i++) {
         const Parameter *p = &table[i];
@@ -475,6 +493,7 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
         snprintf(entries[n++].name, sizeof entries->name, "%s",
                  parameter_specs[PARAM_WTE].class_name);
     }
+
     SafetensorsWriter *w = safetensors_writer_open(path, entries, n, metadata, err);
     free(entries);
     bool ok = w != NULL;
@@ -487,6 +506,7 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
         ok = weights_form_write(m->model, parameter_index(config, PARAM_WTE, 0), norms,
                                 huggingface_append, w, err);
     }
+
     if (ok) return safetensors_writer_commit(w, &facts->bytes, &facts->checksum, err);
     safetensors_writer_abandon(w);
     return false;
@@ -506,6 +526,7 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
                 cJSON_AddStringToObject(root, "tokenizer_class", "PreTrainedTokenizerFast") &&
                 cJSON_AddNumberToObject(root, "model_max_length",
                                         (double)model_options(m->model)->config.max_T);
+
     for (int i = 0; i < 2 && made && tokens[i] >= 0; i++) {
         size_t length;
         const char *spelling = tokenizer_decode(m->tokenizer, tokens[i], &length);
@@ -513,6 +534,7 @@ static char *tokenizer_config_json(const HuggingFaceModel *m) {
         made = token && cJSON_AddStringToObject(root, keys[i], token);
         free(token);
     }
+
     made = made && cJSON_AddFalseToObject(root, "clean_up_tokenization_spaces");
     char *text = made ? cJSON_Print(root) : NULL;
     REQUIRE_MEMORY(text != NULL, "the files of a model");
@@ -527,6 +549,7 @@ static char *small_file(const HuggingFaceModel *m, int file, size_t *bytes) {
     const int extra = file - HF_TOKENIZER_CONFIG;
     char *text = NULL;
     const int64_t begin = m->tokenizer ? tokenizer_begin(m->tokenizer) : m->eot;
+
     if (file == HF_TOKENIZER && m->tokenizer) return tokenizer_to_json(m->tokenizer, bytes);
     if (extra >= 0 && extras->files[extra].text) {
         *bytes = extras->files[extra].bytes;
@@ -535,6 +558,7 @@ static char *small_file(const HuggingFaceModel *m, int file, size_t *bytes) {
         memcpy(text, extras->files[extra].text, *bytes + 1);
         return text;
     }
+
     if (file == HF_CONFIG)
         text = model_extras_config(extras, huggingface_config_json(config, m->dtype, begin, m->eot),
                                    m->eot, m->tokenizer != NULL, config->V);
@@ -554,9 +578,11 @@ bool huggingface_write(const char *directory, const HuggingFaceModel *m, FileFac
             ok = write_weights(path, m, &facts[file], err);
         else
             text = small_file(m, file, &bytes);
+
         AtomicFile *f = text ? atomic_file_create(path, err) : NULL;
         if (f) atomic_file_write(f, text, bytes, err); // commit reports a failure
-        if (text) ok = f && atomic_file_commit(f, &facts[file].bytes, &facts[file].checksum, err);
+        if (text) ok = f != NULL;
+        if (f) ok = atomic_file_commit(f, &facts[file].bytes, &facts[file].checksum, err);
         free(text);
         free(path);
     }

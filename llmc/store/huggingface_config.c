@@ -119,10 +119,12 @@ static bool check_class(const cJSON *root, const char *class, Error *err) {
                    "one of them ends the name of a class");
     snprintf(without_head, sizeof without_head, "%.*sModel",
              (int)(strlen(class) - strlen("ForCausalLM")), class);
+
     if (!json_find(root, "quantization_config", &item, err)) return false;
     if (item && !cJSON_IsNull(item))
         return error_set(
             err, "it has a \"quantization_config\"; save the model again without quantization");
+
     if (!json_find(root, "architectures", &item, err)) return false;
     cJSON_ArrayForEach(name, item) {
         const char *text = cJSON_IsString(name) ? name->valuestring : "";
@@ -154,12 +156,14 @@ static bool parse_size(const cJSON *root, int type, const SizeField *field, Mode
     const bool has_two_names =
         type == GPT2 && field->gpt2_key && strcmp(field->gpt2_key, field->key) != 0;
     int64_t *size = (int64_t *)((char *)config + field->offset), same;
+
     if (type == GPT2 && !field->gpt2_key) return true;
     if (!json_find(root, field->key, &item, err) ||
         (has_two_names && !json_find(root, field->gpt2_key, &gpt2_item, err)))
         return false;
     const cJSON *stated = gpt2_item ? gpt2_item : item;
     if (field->optional & type && (!stated || cJSON_IsNull(stated))) return true;
+
     const char *key = field->key;
     if (has_two_names && (gpt2_item || !item)) key = field->gpt2_key;
     if (!json_get_int(root, key, 1, INT32_MAX, size, err)) return false;
@@ -232,6 +236,7 @@ static bool check_windows(const cJSON *root, int type, const ModelConfig *config
             return error_set(err, "\"layer_types\" has %s, only \"full_attention\" is supported",
                              json_describe(layer, found, sizeof found));
     }
+
     if (!json_find(root, "sliding_window", &item, err)) return false;
     if (!item || cJSON_IsNull(item) || type & (QWEN2 | QWEN3))
         return true; // theirs: "use_sliding_window"
@@ -346,72 +351,85 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
 // -------------------------------------------------------------------------------------------------
 // writing
 
-char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t begin, int64_t eot) {
-    static const char *const torch_dtypes[DTYPE_COUNT] = {
-        [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
-    static const char *const truth[] = {"false", "true"};
+// The numbers of a config.json that may be null, as they are written.
+typedef struct {
+    char inner[32], begin[32], eot[32];
+} NullableTexts;
 
-    const char *class = model_class(config);
+static void print_gpt2_config(FILE *out, const ModelConfig *config, const NullableTexts *texts) {
+    const long long T = (long long)config->max_T, V = (long long)config->V,
+                    C = (long long)config->C;
+    const long long L = (long long)config->L, NH = (long long)config->NH;
+
+    fputs("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n", out);
+    fputs("  \"activation_function\": \"gelu_new\",\n", out);
+    fprintf(out, "  \"n_positions\": %lld,\n  \"n_ctx\": %lld,\n  \"vocab_size\": %lld,\n", T, T,
+            V);
+    fprintf(out, "  \"n_layer\": %lld,\n  \"n_head\": %lld,\n  \"n_embd\": %lld,\n", L, NH, C);
+    fprintf(out, "  \"n_inner\": %s,\n  \"layer_norm_epsilon\": 1e-05,\n", texts->inner);
+    fputs("  \"initializer_range\": 0.02,\n", out);
+    fputs("  \"attn_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"resid_pdrop\": 0.0,\n", out);
+    fprintf(out, "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %s,\n", texts->begin);
+    fprintf(out, "  \"eos_token_id\": %s,\n", texts->eot);
+}
+
+static void print_rotary_config(FILE *out, const ModelConfig *config, const NullableTexts *texts) {
+    static const char *const truth[] = {"false", "true"};
     const long long T = (long long)config->max_T, V = (long long)config->V,
                     C = (long long)config->C;
     const long long L = (long long)config->L, NH = (long long)config->NH,
                     base = (long long)config->rope_base;
-    char inner[32] = "null", first[32] = "null", last[32] = "null", *text = NULL;
-    if (config->d_ff) snprintf(inner, sizeof inner, "%lld", (long long)config->d_ff);
-    if (begin >= 0) snprintf(first, sizeof first, "%lld", (long long)begin);
-    if (eot >= 0) snprintf(last, sizeof last, "%lld", (long long)eot);
+    const char *class = model_class(config);
+    const char *name = class ? model_family(config) : model_types[NUM_TYPES - 1];
+    const char *flags[NUM_BIAS_FIELDS];
+    for (int i = 0; i < NUM_BIAS_FIELDS; i++)
+        flags[i] = truth[(bias_fields[i].types & type_of(name)) &&
+                         !(config->no_bias & bias_fields[i].biases)];
+    fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
+            class ? class : "none", name);
 
-    size_t bytes;
-    FILE *out = text_open(&text, &bytes);
-
-    if (model_is_gpt2(config)) {
-        fputs("{\n  \"architectures\": [\"GPT2LMHeadModel\"],\n  \"model_type\": \"gpt2\",\n", out);
-        fputs("  \"activation_function\": \"gelu_new\",\n", out);
-        fprintf(out, "  \"n_positions\": %lld,\n  \"n_ctx\": %lld,\n  \"vocab_size\": %lld,\n", T,
-                T, V);
-        fprintf(out, "  \"n_layer\": %lld,\n  \"n_head\": %lld,\n  \"n_embd\": %lld,\n", L, NH, C);
-        fprintf(out, "  \"n_inner\": %s,\n  \"layer_norm_epsilon\": 1e-05,\n", inner);
-        fputs("  \"initializer_range\": 0.02,\n", out);
-        fputs("  \"attn_pdrop\": 0.0,\n  \"embd_pdrop\": 0.0,\n  \"resid_pdrop\": 0.0,\n", out);
-        fprintf(out, "  \"tie_word_embeddings\": true,\n  \"bos_token_id\": %s,\n", first);
-        fprintf(out, "  \"eos_token_id\": %s,\n", last);
-    } else {
-        const char *name = class ? model_family(config) : model_types[NUM_TYPES - 1];
-        const char *flags[NUM_BIAS_FIELDS];
-        for (int i = 0; i < NUM_BIAS_FIELDS; i++)
-            flags[i] = truth[(bias_fields[i].types & type_of(name)) &&
-                             !(config->no_bias & bias_fields[i].biases)];
-        fprintf(out, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n",
-                class ? class : "none", name);
-
-        if (!class) {
-            fprintf(out, "  \"norm\": \"%s\",\n", norm_names[config->norm]);
-            fprintf(out, "  \"qk_norm\": %s,\n  \"%s\": %s,\n", truth[config->qk_norm],
-                    bias_fields[3].key, flags[3]);
-        }
-
-        fprintf(out, "  \"hidden_act\": \"%s\",\n  \"hidden_size\": %lld,\n",
-                hidden_acts[config->activation], C);
-        fprintf(out, "  \"intermediate_size\": %lld,\n", (long long)model_size(config, DIM_FF));
-        fprintf(out, "  \"num_hidden_layers\": %lld,\n  \"num_attention_heads\": %lld,\n", L, NH);
-        fprintf(out, "  \"num_key_value_heads\": %lld,\n", (long long)model_kv_heads(config));
-        fprintf(out, "  \"head_dim\": %lld,\n", (long long)model_head_size(config));
-        fprintf(out, "  \"max_position_embeddings\": %lld,\n  \"vocab_size\": %lld,\n", T, V);
-        fprintf(out, "  \"rope_theta\": %lld,\n", base);
-        fprintf(out, "  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %lld},\n",
-                base);
-        fprintf(out, "  \"%s\": %.6g,\n", eps_keys[config->norm], (double)model_eps(config));
-        for (int i = 0; i < 3; i++) fprintf(out, "  \"%s\": %s,\n", bias_fields[i].key, flags[i]);
-        fputs("  \"sliding_window\": null,\n  \"attention_dropout\": 0.0,\n", out);
-        fputs("  \"residual_dropout\": 0.0,\n  \"embedding_dropout\": 0.0,\n", out);
-        fprintf(out, "  \"initializer_range\": 0.02,\n  \"tie_word_embeddings\": %s,\n",
-                truth[!config->untied && !config->embed_norm]);
-        if (config->embed_norm) fputs("  \"embed_norm\": true,\n", out);
-        fprintf(out,
-                "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
-                first, last);
+    if (!class) {
+        fprintf(out, "  \"norm\": \"%s\",\n", norm_names[config->norm]);
+        fprintf(out, "  \"qk_norm\": %s,\n  \"%s\": %s,\n", truth[config->qk_norm],
+                bias_fields[3].key, flags[3]);
     }
 
+    fprintf(out, "  \"hidden_act\": \"%s\",\n  \"hidden_size\": %lld,\n",
+            hidden_acts[config->activation], C);
+    fprintf(out, "  \"intermediate_size\": %lld,\n", (long long)model_size(config, DIM_FF));
+    fprintf(out, "  \"num_hidden_layers\": %lld,\n  \"num_attention_heads\": %lld,\n", L, NH);
+    fprintf(out, "  \"num_key_value_heads\": %lld,\n", (long long)model_kv_heads(config));
+    fprintf(out, "  \"head_dim\": %lld,\n", (long long)model_head_size(config));
+    fprintf(out, "  \"max_position_embeddings\": %lld,\n  \"vocab_size\": %lld,\n", T, V);
+    fprintf(out, "  \"rope_theta\": %lld,\n", base);
+    fprintf(out, "  \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": %lld},\n",
+            base);
+    fprintf(out, "  \"%s\": %.6g,\n", eps_keys[config->norm], (double)model_eps(config));
+    for (int i = 0; i < 3; i++) fprintf(out, "  \"%s\": %s,\n", bias_fields[i].key, flags[i]);
+    fputs("  \"sliding_window\": null,\n  \"attention_dropout\": 0.0,\n", out);
+    fputs("  \"residual_dropout\": 0.0,\n  \"embedding_dropout\": 0.0,\n", out);
+    fprintf(out, "  \"initializer_range\": 0.02,\n  \"tie_word_embeddings\": %s,\n",
+            truth[!config->untied && !config->embed_norm]);
+    if (config->embed_norm) fputs("  \"embed_norm\": true,\n", out);
+    fprintf(out, "  \"bos_token_id\": %s,\n  \"eos_token_id\": %s,\n  \"pad_token_id\": null,\n",
+            texts->begin, texts->eot);
+}
+
+char *huggingface_config_json(const ModelConfig *config, DType dtype, int64_t begin, int64_t eot) {
+    static const char *const torch_dtypes[DTYPE_COUNT] = {
+        [DTYPE_FP32] = "float32", [DTYPE_BF16] = "bfloat16", [DTYPE_FP16] = "float16"};
+    NullableTexts texts = {"null", "null", "null"};
+    if (config->d_ff) snprintf(texts.inner, sizeof texts.inner, "%lld", (long long)config->d_ff);
+    if (begin >= 0) snprintf(texts.begin, sizeof texts.begin, "%lld", (long long)begin);
+    if (eot >= 0) snprintf(texts.eot, sizeof texts.eot, "%lld", (long long)eot);
+
+    char *text = NULL;
+    size_t bytes;
+    FILE *out = text_open(&text, &bytes);
+    if (model_is_gpt2(config))
+        print_gpt2_config(out, config, &texts);
+    else
+        print_rotary_config(out, config, &texts);
     fprintf(out, "  \"torch_dtype\": \"%s\"\n}\n", torch_dtypes[dtype]);
     fclose(out);
     return text;

@@ -134,7 +134,8 @@ bool llmc_bin_write(const char *path, const Model *model, DType dtype, Error *er
     own_file_mark_header(header);
 
     AtomicFile *file = atomic_file_create(path, err);
-    bool ok = file && atomic_file_write(file, header, sizeof header, err);
+    if (!file) return false;
+    bool ok = atomic_file_write(file, header, sizeof header, err);
 
     for (int i = 0; ok && i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];

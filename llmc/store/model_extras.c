@@ -77,10 +77,12 @@ static bool list_left_out(ModelExtras *e, const char *directory, bool has_tokeni
         NULL};
     static const char *const vocabulary[] = {"tokenizer.json", "vocab.json", "merges.txt",
                                              "encoder.json",   "vocab.bpe",  NULL};
+
     char **names;
     int count;
     size_t bytes = 0;
     if (!directory_list(directory, &names, &count, err)) return false;
+
     FILE *out = text_open(&e->left_out, &bytes);
     const char *comma = "";
     for (int i = 0; i < count; i++) {
@@ -94,6 +96,7 @@ static bool list_left_out(ModelExtras *e, const char *directory, bool has_tokeni
         format_print(out, "%s%s", comma, names[i]);
         comma = ", ";
     }
+
     fclose(out);
     directory_list_free(names, count);
     if (*e->left_out) return true;
@@ -137,7 +140,7 @@ bool model_extras_read(ModelExtras *e, const char *directory, const Tokenizer *t
         }
         free(path);
     }
-    ok = ok && list_left_out(e, directory, has_tokenizer, err);
+    if (ok) ok = list_left_out(e, directory, has_tokenizer, err);
     if (!ok) model_extras_free(e);
     return ok;
 }
@@ -176,6 +179,7 @@ char *model_extras_chat_template(const ModelExtras *e) {
         return text;
     }
     if (!e->files[EXTRA_TOKENIZER_CONFIG].text) return NULL;
+
     cJSON *root = cJSON_Parse(e->files[EXTRA_TOKENIZER_CONFIG].text);
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "chat_template"), *entry,
                 *found = item;
@@ -188,6 +192,7 @@ char *model_extras_chat_template(const ModelExtras *e) {
                 found = cJSON_GetObjectItemCaseSensitive(entry, "template");
         }
     }
+
     if (cJSON_IsString(found)) {
         text = strdup(found->valuestring);
         REQUIRE_MEMORY(text, "a chat template");
@@ -245,11 +250,13 @@ static bool put_ends(FILE *out, const ModelExtras *e, const cJSON *stated, int64
         has_token |= is_token;
         has_eot |= is_token && token == eot;
     }
+
     if (!has_token) return false;
     if (has_eot) {
         put_stated(out, e, stated);
         return true;
     }
+
     cJSON *list = cJSON_CreateArray();
     for (const cJSON *item = first_token(stated); item; item = next_token(item, stated))
         if (json_int_value(item, 0, V - 1, &token))

@@ -126,10 +126,12 @@ bool optimizer_file_load(Model *model, const char *checkpoint, Error *err) {
     SafetensorsFile *f = safetensors_open(path, err);
     const char *stated = f ? safetensors_metadata(f, metadata_optimizer) : NULL;
     OptimizerKind found;
+
     bool ok = f != NULL;
     if (ok && (!stated || !optimizer_parse(&found, stated, NULL)))
         ok = error_set(err, "its metadata names no optimizer that this version knows");
-    ok = ok && optimizer_file_check(found, model_options(model)->optimizer, err);
+    if (ok) ok = optimizer_file_check(found, model_options(model)->optimizer, err);
+
     void *piece = allocate_piece();
     for (int slot = 0; slot < NUM_STATE_SLOTS; slot++)
         for (int i = 0; ok && i < model_num_tensors(model); i++)

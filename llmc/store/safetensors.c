@@ -106,8 +106,8 @@ static bool parse_tensor_entry(const cJSON *item, SafetensorsEntry *e, int64_t d
     const cJSON *offsets;
     int64_t numel = 0, size = 0, end = 0;
     bool ok = cJSON_IsObject(item) || error_set(err, "its description is not an object");
-    ok = ok && parse_type(item, e, &size, &numel, err) &&
-         json_get_array(item, "data_offsets", 2, &offsets, err);
+    if (ok) ok = parse_type(item, e, &size, &numel, err);
+    if (ok) ok = json_get_array(item, "data_offsets", 2, &offsets, err);
     if (ok && !checked_mul(numel, size, &e->bytes)) ok = error_set(err, "its size overflows");
     if (ok && !(json_int_value(offsets->child, 0, data_bytes, &e->offset) &&
                 json_int_value(offsets->child->next, e->offset, data_bytes, &end)))
@@ -207,9 +207,11 @@ static bool read_safetensors_header(SafetensorsFile *f, int64_t size, Error *err
     free(text);
 
     int64_t data_start = PREFIX_BYTES + (int64_t)length;
-    if (ok)
-        ok = (root && parse_entries(f, root, data_start, size - data_start, err)) ||
-             error_prefix(err, "%s", f->path);
+    if (ok) {
+        ok = root != NULL;
+        if (ok) ok = parse_entries(f, root, data_start, size - data_start, err);
+        if (!ok) error_prefix(err, "%s", f->path);
+    }
     if (ok) f->metadata = cJSON_DetachItemFromObjectCaseSensitive(root, "__metadata__");
 
     cJSON_Delete(root);
@@ -262,6 +264,7 @@ bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_
     if (e->dtype != DTYPE_FP32 && e->dtype != DTYPE_FP16 && e->dtype != DTYPE_BF16)
         return error_set(err, "%s: tensor %s is %s, only F32, F16 and BF16 are read", f->path,
                          e->name, e->stored);
+
     int64_t size = (int64_t)dtype_size(e->dtype);
     REQUIRE(first >= 0 && n >= 0 && n <= e->bytes / size && first <= e->bytes / size - n,
             "elements [%lld, %lld) of tensor %s, which has %lld", (long long)first,
@@ -269,6 +272,7 @@ bool safetensors_read_fp32(SafetensorsFile *f, const SafetensorsEntry *e, int64_
     int64_t offset = e->offset + first * size;
     if (e->dtype == DTYPE_FP32)
         return file_read_at(f->fd, f->path, offset, out, (size_t)(n * size), err);
+
     uint16_t raw[CONVERT_ELEMENTS];
     for (int64_t i = 0; i < n; i += CONVERT_ELEMENTS) {
         int64_t m = min_i64(n - i, CONVERT_ELEMENTS);
@@ -353,12 +357,14 @@ SafetensorsWriter *safetensors_writer_open(const char *path, SafetensorsEntry *e
     SafetensorsWriter *w = calloc(1, sizeof *w);
     REQUIRE_MEMORY(w, "a safetensors file");
     w->file = file;
+
     uint64_t length;
     char *header = make_header(entries, count, metadata, &length);
     for (int i = 0; i < count; i++) {
         w->declared += entries[i].bytes;
         entries[i].offset += PREFIX_BYTES + (int64_t)length;
     }
+
     bool ok = atomic_file_write(file, &length, sizeof length, err) &&
               atomic_file_write(file, header, length, err);
     free(header);

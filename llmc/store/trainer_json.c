@@ -159,6 +159,20 @@ __attribute__((noinline)) static void print_fields(FILE *out, const TrainerField
     }
 }
 
+static void print_mixture(FILE *out, const TrainerState *state, const char *comma) {
+    fprintf(out, "%s\"mixture\": {\"start\": %lld, \"sources\": [", comma,
+            (long long)state->mixture_start);
+    for (int i = 0; i < state->source_count; i++) {
+        const SourceState *source = &state->sources[i];
+        fprintf(out, "%s\n    {\"pattern\": ", i > 0 ? "," : "");
+        format_json_string(out, source->pattern, strlen(source->pattern));
+        fputs(", ", out);
+        print_fields(out, source_fields, COUNT(source_fields), ", ", source);
+        fputs("}", out);
+    }
+    fputs("]}", out);
+}
+
 bool trainer_json_write(const char *path, const TrainerState *state, const ModelOptions *model,
                         const FileFacts facts[CHECKPOINT_FILES], Error *err) {
     const struct {
@@ -169,6 +183,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     char *text = NULL, *tuning = NULL;
     size_t bytes = 0;
     FILE *out = text_open(&text, &bytes);
+
     fprintf(out, "{\n  \"format\": %d,\n  ", FORMAT_VERSION);
     print_fields(out, state_fields, COUNT(state_fields), ",\n  ", state);
     fputs(",\n  \"model\": {", out);
@@ -180,6 +195,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
         print_fields(out, f, 1, "", &model->config);
     }
     fprintf(out, "},\n  \"optimizer\": \"%s\",\n  \"data\": {", optimizer_name(model->optimizer));
+
     for (int i = 0; i < COUNT(sets); i++) {
         if (sets[i].facts->tokens == 0) continue;
         fprintf(out, "%s\"%s\": {", comma, sets[i].name);
@@ -187,28 +203,20 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
         fputs("}", out);
         comma = ", ";
     }
-    if (state->source_count > 0) {
-        fprintf(out, "%s\"mixture\": {\"start\": %lld, \"sources\": [", comma,
-                (long long)state->mixture_start);
-        for (int i = 0; i < state->source_count; i++) {
-            const SourceState *source = &state->sources[i];
-            fprintf(out, "%s\n    {\"pattern\": ", i > 0 ? "," : "");
-            format_json_string(out, source->pattern, strlen(source->pattern));
-            fputs(", ", out);
-            print_fields(out, source_fields, COUNT(source_fields), ", ", source);
-            fputs("}", out);
-        }
-        fputs("]}", out);
-    }
+
+    if (state->source_count > 0) print_mixture(out, state, comma);
+
     fputs("},\n  \"control\": {\n    ", out);
     print_fields(out, control_fields, COUNT(control_fields), ",\n    ", &state->control);
     fprintf(out, "\n  },\n  \"options\": %s,\n", state->options_json ? state->options_json : "{}");
+
     cJSON *item = cJSON_CreateString(state->tuning ? state->tuning : "");
     if (item) tuning = cJSON_PrintUnformatted(item);
     REQUIRE_MEMORY(tuning != NULL, "trainer.json");
     fprintf(out, "  \"tuning\": %s,\n  \"files\": {", tuning);
     cJSON_Delete(item);
     free(tuning);
+
     comma = "";
     for (int i = 0; i < CHECKPOINT_FILES; i++) {
         if (facts[i].bytes < 0) continue;
@@ -218,6 +226,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
         comma = ",";
     }
     fputs("\n  }", out);
+
     fflush(out); // updates text and bytes
     char seal[JSON_SEAL_BYTES + 1];
     json_make_seal(seal, text, bytes);
@@ -261,6 +270,7 @@ static bool read_window(const cJSON *parent, const char *name, OutlierWindow *w,
     if (!json_check_keys(window, keys, err) ||
         !json_get_int(window, "count", 0, OUTLIER_WINDOW, &count, err))
         return error_prefix(err, "\"%s\"", name);
+
     int64_t first = count, last = count;
     if (count == OUTLIER_WINDOW) {
         first = 0;
@@ -269,6 +279,7 @@ static bool read_window(const cJSON *parent, const char *name, OutlierWindow *w,
     if (!json_get_int(window, "next", first, last, &next, err) ||
         !json_get_array(window, "values", OUTLIER_WINDOW, &values, err))
         return error_prefix(err, "\"%s\"", name);
+
     w->count = (int32_t)count;
     w->next = (int32_t)next;
     const cJSON *item = values->child;
@@ -284,6 +295,7 @@ static bool read_field(const cJSON *object, const TrainerField *f, void *out, Er
     const cJSON *item;
     int64_t n;
     if (!json_find(object, f->name, &item, err)) return false;
+
     switch (f->type) {
     case FIELD_INT64:
         return json_get_int(object, f->name, f->min, f->max, at, err);
@@ -342,17 +354,20 @@ static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
     for (int i = 0; i < COUNT(source_fields); i++) source_keys[i + 1] = source_fields[i].name;
     const cJSON *mixture, *sources, *item;
     int64_t total = 0;
+
     if (!json_find(data, "mixture", &mixture, err)) return false;
     if (!mixture) return true;
     if (!json_get_object(data, "mixture", &mixture, err) || !json_check_keys(mixture, keys, err) ||
         !json_get_int(mixture, "start", 0, s->position, &s->mixture_start, err) ||
         !json_find(mixture, "sources", &sources, err))
         return false;
+
     const int count = cJSON_GetArraySize(sources);
     if (!cJSON_IsArray(sources) || count < 1 || count > MAX_SOURCES)
         return error_set(err, "\"sources\" is no list of 1 to %d sources", MAX_SOURCES);
     s->sources = calloc((size_t)count, sizeof *s->sources);
     REQUIRE_MEMORY(s->sources, "trainer.json");
+
     cJSON_ArrayForEach(item, sources) {
         const int i = s->source_count++;
         const bool ends = i > 0 && s->sources[i - 1].weight == 0;
@@ -369,6 +384,7 @@ static bool read_mixture(const cJSON *data, TrainerState *s, Error *err) {
             return error_set(err, "source %d: \"weight\" is %lld, which is none of a mixture",
                              i + 1, (long long)weight);
     }
+
     if (total <= 0) return error_set(err, "\"sources\" have no \"weight\" above 0");
     return true;
 }
@@ -389,47 +405,33 @@ static bool read_manifest(const cJSON *root, FileFacts *facts, Error *err) {
     return true;
 }
 
-static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
-    static const char *const keys[] = {
-        "format",  "step",          "position", "T",         "seed", "best_val_loss",
-        "eot",     "learning_rate", "model",    "optimizer", "data", "control",
-        "options", "tuning",        "files",    "xxh3",      NULL};
-    static const char *const data_keys[] = {"train", "val", "mixture", NULL};
-    const cJSON *options, *model, *data;
-    const char *optimizer, *tuning;
+// Checks the fields of the model, whose values the state does not take.
+static bool check_model_fields(const cJSON *root, const cJSON *model, Error *err) {
     ModelConfig shown;
-    int facts_count = COUNT(state_fields);
-    state->learning_rate = (double)INFINITY;
-    if (!cJSON_HasObjectItem(root, "learning_rate")) facts_count--;
-    if (!json_check_keys(root, keys, err) ||
-        !read_fields(root, state_fields, facts_count, state, err) ||
-        !json_get_object(root, "model", &model, err))
-        return false;
     TrainerField fields[COUNT(model_fields)];
     int count = 0;
     for (int i = 0; i < COUNT(model_fields); i++)
         if (i < MODEL_ALWAYS || cJSON_HasObjectItem(model, model_fields[i].name))
             fields[count++] = model_fields[i];
-    if (!read_trainer_object(root, "model", false, fields, count, &shown, err) ||
-        !json_get_string(root, "optimizer", &optimizer, err))
-        return false;
-    if (!optimizer_parse(&state->optimizer, optimizer, NULL))
-        return error_set(err, "\"optimizer\" is \"%.40s\", which this version does not know",
-                         optimizer);
+    return read_trainer_object(root, "model", false, fields, count, &shown, err);
+}
+
+static bool read_data(const cJSON *root, TrainerState *state, Error *err) {
+    static const char *const keys[] = {"train", "val", "mixture", NULL};
+    const cJSON *data;
     if (!json_get_object(root, "data", &data, err)) return false;
-    if (!json_check_keys(data, data_keys, err) ||
+    if (!json_check_keys(data, keys, err) ||
         !read_trainer_object(data, "train", true, data_fields, COUNT(data_fields), &state->train,
                              err) ||
         !read_trainer_object(data, "val", true, data_fields, COUNT(data_fields), &state->val,
                              err) ||
         !(read_mixture(data, state, err) || error_prefix(err, "\"mixture\"")))
         return error_prefix(err, "\"data\"");
-    if (!read_trainer_object(root, "control", false, control_fields, COUNT(control_fields),
-                             &state->control, err))
-        return false;
+    return true;
+}
 
-    // Values that persist from step to step must be values that the run can have after `step`
-    // steps.
+// Values that persist from step to step must be values that the run can have after `step` steps.
+static bool check_ranges(const TrainerState *state, Error *err) {
     const StepControl *c = &state->control;
     const double step = (double)state->step;
     const struct {
@@ -444,6 +446,37 @@ static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts,
         if (!(ranges[i].value >= ranges[i].min && ranges[i].value <= ranges[i].max))
             return error_set(err, "\"%s\" is %.17g, expected %.17g to %.17g after %.17g steps",
                              ranges[i].name, ranges[i].value, ranges[i].min, ranges[i].max, step);
+    return true;
+}
+
+static bool read_state(const cJSON *root, TrainerState *state, FileFacts *facts, Error *err) {
+    static const char *const keys[] = {
+        "format",  "step",          "position", "T",         "seed", "best_val_loss",
+        "eot",     "learning_rate", "model",    "optimizer", "data", "control",
+        "options", "tuning",        "files",    "xxh3",      NULL};
+    const cJSON *options, *model;
+    const char *optimizer, *tuning;
+    int facts_count = COUNT(state_fields);
+    state->learning_rate = (double)INFINITY;
+    if (!cJSON_HasObjectItem(root, "learning_rate")) facts_count--;
+    if (!json_check_keys(root, keys, err) ||
+        !read_fields(root, state_fields, facts_count, state, err) ||
+        !json_get_object(root, "model", &model, err))
+        return false;
+
+    if (!check_model_fields(root, model, err) ||
+        !json_get_string(root, "optimizer", &optimizer, err))
+        return false;
+    if (!optimizer_parse(&state->optimizer, optimizer, NULL))
+        return error_set(err, "\"optimizer\" is \"%.40s\", which this version does not know",
+                         optimizer);
+
+    if (!read_data(root, state, err)) return false;
+    if (!read_trainer_object(root, "control", false, control_fields, COUNT(control_fields),
+                             &state->control, err))
+        return false;
+    if (!check_ranges(state, err)) return false;
+
     if (!read_manifest(root, facts, err) || !json_get_object(root, "options", &options, err) ||
         !json_get_string(root, "tuning", &tuning, err))
         return false;

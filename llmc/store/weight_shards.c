@@ -47,6 +47,7 @@ static bool parse_index(WeightShards *s, const char *directory, const cJSON *ind
             return error_set(
                 err, "\"weight_map\" names %s, expected a .safetensors file in the same directory",
                 json_describe(item, found, sizeof found));
+
         int file = 0;
         while (file < s->num_files && strcmp(strrchr(s->paths[file], '/') + 1, name) != 0) file++;
         if (file == MAX_FILES)
@@ -67,6 +68,7 @@ bool weight_shards_explain(const char *directory, Error *err) {
     char **names, head[FOREIGN_FILE_HEAD];
     int count;
     if (!directory_list(directory, &names, &count, NULL)) return false;
+
     for (int i = 0; i < count; i++) {
         if (fnmatch(names_of_weights, names[i], FNM_EXTMATCH | FNM_CASEFOLD) != 0) continue;
         char *path = path_join(directory, names[i]);
@@ -81,6 +83,7 @@ bool weight_shards_explain(const char *directory, Error *err) {
         error_set(err, "%s; %.100s is %s: %s", err->text, names[i], found->kind, found->advice);
         break;
     }
+
     directory_list_free(names, count);
     return false;
 }
@@ -97,6 +100,7 @@ static bool open_files(WeightShards *s, Error *err) {
         if (!s->files[i]) return false;
         s->first[i + 1] = s->first[i] + safetensors_count(s->files[i]);
     }
+
     for (int i = 0; i < weight_shards_count(s); i++) {
         const char *name = weight_shards_entry(s, i)->name;
         const int first = weight_shards_find(s, name);
@@ -128,6 +132,7 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
     s->paths = calloc(MAX_FILES, sizeof *s->paths);
     s->files = calloc(MAX_FILES, sizeof(SafetensorsFile *));
     REQUIRE_MEMORY(s->paths && s->files, "the files of a model");
+
     s->list = path_join(directory, "model.safetensors");
     if (file_exists(s->list)) {
         s->paths[s->num_files++] = path_join(directory, "model.safetensors");
@@ -146,12 +151,14 @@ WeightShards *weight_shards_open(const char *directory, Error *err) {
                       directory);
             weight_shards_explain(directory, err);
         }
+
         const bool is_read =
             index && (parse_index(s, directory, index, err) || error_prefix(err, "%s", s->list));
         const bool is_open = is_read && open_files(s, err) && check_index(s, index, err);
         cJSON_Delete(index);
         if (is_open) return s;
     }
+
     weight_shards_close(s);
     return NULL;
 }

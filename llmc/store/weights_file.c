@@ -35,6 +35,7 @@ WeightsFile *weights_file_open(const char *path, Error *err) {
                       err->text);
         return NULL;
     }
+
     WeightsFile *f = calloc(1, sizeof *f);
     REQUIRE_MEMORY(f && (f->path = strdup(path)), "the weights");
     f->eot = -1;
@@ -60,7 +61,8 @@ const ModelConfig *weights_file_config(const WeightsFile *f) { return &f->config
 int64_t weights_file_eot(const WeightsFile *f) { return f->eot; }
 
 bool weights_file_check_rest(WeightsFile *f, Error *err) {
-    return !f->directory || huggingface_check_rest(f->directory, err);
+    if (!f->directory) return true;
+    return huggingface_check_rest(f->directory, err);
 }
 
 static bool read_file_rows(WeightsFile *f, const Parameter *p, int64_t first, int64_t rows,
@@ -116,6 +118,7 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
     if (!f) return false;
     float *chunk = malloc(WEIGHTS_PIECE_FLOATS * sizeof *chunk);
     REQUIRE_MEMORY(chunk, "a piece of the weights");
+
     const ModelConfig *found = &f->config, *expected = &model_options(model)->config;
     char a[MODEL_DESCRIPTOR], b[MODEL_DESCRIPTOR];
     bool ok = true;
@@ -129,7 +132,8 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
              found->d_ff != expected->d_ff || !model_same_block(found, expected))
         ok = error_set(err, "%s: a model of %s, expected %s", path,
                        model_config_descriptor(found, a), model_config_descriptor(expected, b));
-    ok = ok && weights_file_check_rest(f, err);
+    if (ok) ok = weights_file_check_rest(f, err);
+
     for (int i = 0; ok && i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         for (int64_t row = 0; ok && row < p->rows; row += weights_piece_rows(p)) {
@@ -138,6 +142,7 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
             if (ok) model_set_weight(model, i, row, n, chunk);
         }
     }
+
     free(chunk);
     weights_file_close(f);
     return ok;

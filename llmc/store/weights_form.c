@@ -59,10 +59,12 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
     if (form.transposed) count = TRANSPOSE_STRIP * p->rows;
     if (form.dtype != DTYPE_FP32) halves = count;
     const int64_t whole = form.transposed ? p->rows * p->cols : 1;
+
     float *piece = malloc((size_t)count * sizeof *piece),
           *matrix = malloc((size_t)whole * sizeof *matrix);
     s.halves = malloc((size_t)halves * sizeof *s.halves);
     REQUIRE_MEMORY(piece && matrix && s.halves, "the values of %s", p->name);
+
     bool ok = true;
     if (form.transposed) {
         ok = model_get_weight(model, index, 0, p->rows, matrix, err);
@@ -77,9 +79,10 @@ bool weights_form_write(const Model *model, int index, WeightsForm form, Weights
             ok = model_get_weight(model, index, row, n, piece, err);
             for (int64_t r = 0; ok && form.normalized && r < n; r++)
                 weights_normalize_row(piece + r * p->cols, p->cols);
-            ok = ok && put_values(&s, piece, n * p->cols, err);
+            if (ok) ok = put_values(&s, piece, n * p->cols, err);
         }
     }
+
     free(matrix);
     free(piece);
     free(s.halves);

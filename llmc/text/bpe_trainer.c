@@ -439,10 +439,12 @@ Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab,
                                              pattern ? ":" : "",
                                              pattern ? pattern_facts[pattern].name : "")};
     t.tokenizer->pattern = pattern;
+
     bool ok =
         add_bytes(t.tokenizer, err) && find_merges(&t, words, vocab - 1, on_progress, user, err) &&
         vocabulary_add_added(t.tokenizer, t.tokenizer->count, END_OF_TEXT, true, false, err) &&
         vocabulary_finish(t.tokenizer, err);
+
     for (int64_t i = 0; i < t.queue.n; i++) free_candidate(&t.queue.heap[i]);
     free(t.queue.heap);
     free(t.pairs.slots);
@@ -453,6 +455,7 @@ Tokenizer *bpe_train(WordCounts *words, Pattern pattern, int64_t vocab,
         free(sides[i]->touched);
         free(sides[i]->events);
     }
+
     if (ok) return t.tokenizer;
     tokenizer_free(t.tokenizer);
     return NULL;

@@ -135,11 +135,13 @@ static int64_t unpack_zstd(ByteSource *s, unsigned char *out, int64_t n) {
         source_damaged(s, "not zstd");
         return 0;
     }
+
     ZSTD_inBuffer in = {s->input + s->begin, s->end - s->begin, 0};
     ZSTD_outBuffer to = {out, (size_t)n, 0};
     size_t status = ZSTD_decompressStream(s->zstd, &to, &in);
     s->begin += in.pos;
     s->in_frame = status != 0;
+
     if (ZSTD_getErrorCode(status) == ZSTD_error_memory_allocation) {
         s->failed = true;
         error_set(

@@ -82,6 +82,7 @@ static int run_passes(Run *r, bool is_counting, Error *err) {
                                        .shard_tokens = r->options.shard_tokens};
             r->job.writer = &r->writer;
         }
+
         const int status = corpus_convert(&r->job, &r->counts, err);
         if (status != EXIT_OK || r->job.cut_all || r->trained || r->options.inputs.stdin_goes_on ||
             !corpus_is_lopsided(&r->counts, r->options.val_fraction))
@@ -135,6 +136,7 @@ static int train(Run *r, Error *err) {
     r->progress.vocab = o->vocab;
     int status = run_passes(r, true, err);
     if (status == EXIT_OK && !check_sides(r, err)) status = EXIT_BAD_INPUT;
+
     int64_t bytes, distinct = 0;
     if (r->job.words) distinct = word_counts_size(r->job.words, &bytes);
     if (status == EXIT_OK &&
@@ -142,6 +144,7 @@ static int train(Run *r, Error *err) {
         status = EXIT_RUN_FAILED;
     word_counts_free(r->job.words);
     r->job.words = NULL;
+
     if (status != EXIT_OK || tokenizer_vocab(r->trained) == o->vocab) return status;
     error_set(err,
               "the text for training (%" PRId64 " bytes, %" PRId64

@@ -26,21 +26,18 @@ static void add_kinds(cJSON *object, const KindCounts *k) {
             add_count(object, k->kinds[i].kind, k->kinds[i].count);
 }
 
-bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err) {
-    static const char *const formats[] = {
-        [FORMAT_BY_CONTENT] = "by content", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
-    static const char *const always[] = {"binary", "empty", "unreadable"};
-    const CorpusOptions *o = m->options;
-    const Tokenizer *t = m->tokenizer;
-
-    cJSON *root = cJSON_CreateObject();
-    add_count(root, "format", MANIFEST_FORMAT);
+static void add_tokenizer(cJSON *root, const Tokenizer *t) {
     cJSON *tokenizer = cJSON_AddObjectToObject(root, "tokenizer");
     cJSON_AddItemToObject(tokenizer, "name", json_text(tokenizer_name(t)));
     add_hex(tokenizer, "fingerprint", tokenizer_fingerprint(t));
     add_count(tokenizer, "vocab", tokenizer_vocab(t));
     add_count(tokenizer, "eot", tokenizer_eot(t));
+}
 
+static void add_options(cJSON *root, const CorpusManifest *m) {
+    static const char *const formats[] = {
+        [FORMAT_BY_CONTENT] = "by content", [FORMAT_TEXT] = "txt", [FORMAT_LINES] = "jsonl"};
+    const CorpusOptions *o = m->options;
     cJSON *options = cJSON_AddObjectToObject(root, "options");
     cJSON_AddNumberToObject(options, "val_fraction", o->val_fraction);
     add_count(options, "shard_tokens", o->shard_tokens);
@@ -48,7 +45,10 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     cJSON_AddStringToObject(options, "format", formats[o->inputs.format]);
     if (o->split_at) cJSON_AddItemToObject(options, "split_at", json_text(o->split_at));
     cJSON_AddBoolToObject(options, "cut_all", m->cut_all);
+}
 
+static void add_inputs(cJSON *root, const CorpusManifest *m) {
+    const CorpusOptions *o = m->options;
     cJSON *inputs = cJSON_AddArrayToObject(root, "inputs");
     for (int i = 0; i < o->inputs.count; i++) {
         cJSON *input = cJSON_CreateObject();
@@ -57,8 +57,9 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
         add_count(input, "bytes", m->inputs[i].bytes);
         cJSON_AddItemToArray(inputs, input);
     }
+}
 
-    add_count(root, "documents", m->counts->documents);
+static void add_sides(cJSON *root, const CorpusManifest *m) {
     for (CorpusSide side = 0; side < CORPUS_SIDES; side++) {
         cJSON *object = cJSON_AddObjectToObject(root, corpus_side_names[side]);
         add_count(object, "documents", m->counts->side[side].documents);
@@ -77,7 +78,10 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
             free(name);
         }
     }
+}
 
+static void add_left_out(cJSON *root, const CorpusManifest *m) {
+    static const char *const always[] = {"binary", "empty", "unreadable"};
     cJSON *skipped = cJSON_AddObjectToObject(root, "skipped");
     for (int k = 0; k < 3; k++)
         add_count(skipped, always[k], kind_counts_get(&m->counts->left_out, always[k]));
@@ -90,10 +94,21 @@ bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err
     cJSON *notes = cJSON_AddObjectToObject(root, "notes");
     add_kinds(notes, m->walk_notes);
     add_kinds(notes, &m->counts->notes);
+}
+
+bool corpus_manifest_write(const CorpusManifest *m, const char *path, Error *err) {
+    cJSON *root = cJSON_CreateObject();
+    add_count(root, "format", MANIFEST_FORMAT);
+    add_tokenizer(root, m->tokenizer);
+    add_options(root, m);
+    add_inputs(root, m);
+    add_count(root, "documents", m->counts->documents);
+    add_sides(root, m);
+    add_left_out(root, m);
 
     char *text = cJSON_Print(root);
     bool ok = text || error_set(err, "%s: out of memory", path);
-    ok = ok && file_write_atomic(path, text, strlen(text), err);
+    if (ok) ok = file_write_atomic(path, text, strlen(text), err);
     cJSON_free(text);
     cJSON_Delete(root);
     return ok;

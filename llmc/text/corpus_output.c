@@ -34,6 +34,7 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
     bool ok = n == 0 || !refuse ||
               error_set(err, "%s: has %d shard%s of an earlier run (%s...); --force replaces them",
                         o->path, n, format_plural(n), old[0]->d_name);
+
     for (int i = n; i-- > 0; free(old[i])) {
         if (!ok || refuse) continue;
         // Removes a shard that states its vocabulary, as ours do, and moves any other file aside.
@@ -48,6 +49,7 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
             if (fd >= 0) close(fd);
             is_foreign = header[0] != SHARD_MAGIC || header[SHARD_FIELD_VOCAB] <= 0;
         }
+
         if (is_foreign)
             ok = own_file_move_aside(path, "is not a shard of this program", unread, err);
         else
@@ -55,6 +57,7 @@ static bool clear_shards(const CorpusOutput *o, bool refuse, Error *err) {
                  error_set(err, "%s: cannot remove: %s", path, path_reason(path, errno).text);
         free(path);
     }
+
     free(old);
     return ok;
 }
@@ -78,6 +81,7 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
                         .replaced = path_join(staging, "replaced.json"),
                         .existing = directory_existing(path),
                         .lock = -1};
+
     char *model = directory_model_file(o->path);
     if (model)
         error_set(
@@ -86,6 +90,7 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
             o->path, model);
     free(model);
     if (model || !directory_make(o->path, err)) return false;
+
     o->lock = open(o->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (o->lock < 0)
         return error_set(err, "%s: cannot open the directory: %s", o->path,
@@ -96,10 +101,11 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
         o->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", o->path);
     }
+
     // A run that was killed while it moved files has left a manifest in staging only.
     char *manifest = path_join(o->path, "manifest.json");
     bool is_published, is_complete, ok = look_for(manifest, &is_published, err);
-    ok = ok && look_for(o->manifest, &is_complete, err);
+    if (ok) ok = look_for(o->manifest, &is_complete, err);
     free(manifest);
     o->is_moving = !ok || (is_complete && !is_published);
     if (ok && o->is_moving) {
@@ -107,13 +113,16 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
         // It was moved there, or is that of the corpus which was being replaced.
         if (!file_exists(o->tokenizer) || file_exists(o->replaced)) unlink(tokenizer);
         free(tokenizer);
-        ok = clear_shards(o, false, err) && directory_sync(o->path, err);
+        ok = clear_shards(o, false, err);
+        if (ok) ok = directory_sync(o->path, err);
         o->is_moving = !ok;
     } else if (ok && !force) {
         ok = clear_shards(o, true, err);
     }
-    return ok && (!file_exists(o->staging) || directory_remove(o->staging, err)) &&
-           directory_make(o->staging, err);
+
+    if (ok && file_exists(o->staging)) ok = directory_remove(o->staging, err);
+    if (!ok) return false;
+    return directory_make(o->staging, err);
 }
 
 static bool move_file(char *from, char *to, Error *err) {
@@ -170,10 +179,12 @@ bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *e
         (rename(manifest, o->replaced) == 0 || errno == ENOENT ||
          error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
         directory_sync(o->path, err) && clear_shards(o, false, err);
+
     const bool is_moved = o->is_moving && move_side(o, writer, CORPUS_TRAIN, err) &&
                           move_file(strdup(o->tokenizer), strdup(tokenizer), err) &&
                           move_side(o, writer, CORPUS_VAL, err) && directory_sync(o->path, err) &&
                           move_file(strdup(o->manifest), strdup(manifest), err);
+
     // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging
     // says so.
     if (!is_moved && file_exists(o->replaced)) unlink(tokenizer);
@@ -181,9 +192,11 @@ bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *e
     if (is_moved || (o->is_moving && clear_shards(o, false, NULL) &&
                      (!has_tokenizer || unlink(tokenizer) == 0)))
         o->is_moving = false;
+
     free(tokenizer);
     free(manifest);
-    return is_moved && directory_sync(o->path, err);
+    if (!is_moved) return false;
+    return directory_sync(o->path, err);
 }
 
 void corpus_output_release(CorpusOutput *o, bool is_published) {

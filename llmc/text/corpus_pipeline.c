@@ -210,12 +210,14 @@ static void *encoder_thread(void *argument) {
     Pipeline *p = argument;
     pthread_mutex_lock(&p->lock);
     CorpusEncoder *encoder = &p->encoders[p->next_encoder++];
+
     for (;;) {
         while (!p->stop && p->taken == p->filled && !p->is_all_read)
             pthread_cond_wait(&p->can_encode, &p->lock);
         if (p->stop || p->taken == p->filled) break;
         CorpusBlock *b = &p->blocks[p->taken++ % p->num_blocks];
         pthread_mutex_unlock(&p->lock);
+
         const bool has_text = b->status == EXIT_OK && b->n > 0;
         if (has_text && b->format == FORMAT_LINES)
             put_lines(encoder, b);

@@ -68,5 +68,6 @@ bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, 
 }
 
 bool corpus_writer_finish(CorpusWriter *w, Error *err) {
-    return finish_shard(w, CORPUS_TRAIN, err) && finish_shard(w, CORPUS_VAL, err);
+    if (!finish_shard(w, CORPUS_TRAIN, err)) return false;
+    return finish_shard(w, CORPUS_VAL, err);
 }

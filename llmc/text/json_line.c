@@ -60,6 +60,7 @@ static bool scan_string(Scan *s) {
         if (p >= s->end) return scan_fail(s, "a string without its closing quote");
         if (*p == '"') break;
         if (*p < 0x20) return scan_fail(s, "a control character in a string");
+
         const unsigned char escape = p + 1 < s->end ? p[1] : 0;
         if (escape == 'u') {
             if (s->end - p < 6 || hex4(p + 2) < 0)
@@ -83,6 +84,7 @@ static bool scan_digits(Scan *s) {
 
 static bool scan_scalar(Scan *s) {
     static const char *const words[] = {"true", "false", "null", "NaN", "Infinity", "-Infinity"};
+
     if (peek(s) == '"') return scan_string(s);
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         size_t n = strlen(words[i]);
@@ -90,6 +92,7 @@ static bool scan_scalar(Scan *s) {
         s->p += n;
         return true;
     }
+
     if (peek(s) == '-') s->p++;
     if (peek(s) == '0')
         s->p++;
@@ -123,6 +126,7 @@ static bool scan_nested(Scan *s) {
     unsigned char
         closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
     int depth = 0;
+
     do {
         skip_space(s); // a value begins here
         unsigned char c = peek(s);
@@ -138,6 +142,7 @@ static bool scan_nested(Scan *s) {
         } else if (!scan_scalar(s)) {
             return false;
         }
+
         for (skip_space(s); depth > 0 && peek(s) == closing[depth - 1]; skip_space(s)) {
             s->p++;
             depth--;
@@ -165,6 +170,7 @@ static int64_t unescape(unsigned char *text, int64_t n) {
         out += plain;
         in += plain;
         if (!slash) break;
+
         if (in[1] != 'u') {
             const char *at = strchr(from, in[1]);
             *out = in[1];
@@ -173,6 +179,7 @@ static int64_t unescape(unsigned char *text, int64_t n) {
             in += 2;
             continue;
         }
+
         int c = hex4(in + 2);
         in += 6;
         if (c >= 0xD800 && c <= 0xDBFF && end - in >= 6 && in[0] == '\\' && in[1] == 'u') {
@@ -291,11 +298,13 @@ JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, i
     Scan s = {.p = begin, .end = end};
     skip_space(&s);
     if (s.p == end) return JSON_LINE_BLANK;
+
     const unsigned char *bad = utf8_error(begin, end);
     if (bad < end) {
         error_set(err, "byte %td of the line, 0x%02X, is not UTF-8", bad - begin + 1, *bad);
         return JSON_LINE_NOT_UTF8;
     }
+
     const unsigned char *value, *value_end;
     bool ok = scan_members(&s, field, &value, &value_end);
     if (ok) {
@@ -306,6 +315,7 @@ JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, i
         error_set(err, "not valid JSON: %s at byte %td of the line", s.wrong, s.p - begin + 1);
         return JSON_LINE_NOT_JSON;
     }
+
     if (!value) {
         char fields[FIELDS_BYTES];
         list_fields(begin, end, fields);
@@ -316,6 +326,7 @@ JsonLine json_line_text(char *line, int64_t n, const char *field, char **text, i
         error_set(err, "field \"%s\" is not a string", field);
         return JSON_LINE_NO_STRING;
     }
+
     *text = line + (value + 1 - begin);
     *length = unescape((unsigned char *)*text, value_end - value - 2);
     if (*length >= 0) return JSON_LINE_OK;

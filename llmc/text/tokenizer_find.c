@@ -106,7 +106,7 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
                        path, (long long)tokens, q->shards, (long long)q->vocab,
                        path_of_tool("data/prepare").text, path_quoted(path).text);
 
-    ok = ok && tokenizer_next_to(q->shards, &theirs, err);
+    if (ok) ok = tokenizer_next_to(q->shards, &theirs, err);
     if (theirs && strcmp(theirs, path) != 0) ok = (other = tokenizer_open(theirs, err)) != NULL;
     if (other && tokenizer_fingerprint(other) != tokenizer_fingerprint(t))
         ok = error_set(err,
@@ -136,10 +136,14 @@ bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weight
                         .vocab = vocab,
                         .V = V,
                         .given = given && *given};
+
     *tokenizer = NULL;
     if (given && strcmp(given, "none") == 0) return true;
-    if (given && *given)
-        return take_tokenizer(tokenizer, &q, given, err) || error_prefix(err, "--tokenizer");
+    if (given && *given) {
+        if (take_tokenizer(tokenizer, &q, given, err)) return true;
+        return error_prefix(err, "--tokenizer");
+    }
+
     char *found;
     if (!tokenizer_next_to(q.weights, &found, err)) return false;
     if (!found && (!check_untold(&q, err) || !tokenizer_next_to(q.shards, &found, err)))
@@ -149,6 +153,7 @@ bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weight
         free(found);
         return ok;
     }
+
     // Nothing names one: the size of the vocabulary suggests it.
     if (vocab > 0 && vocab != V) return true;
     if (V == BYTE_VOCAB) return (*tokenizer = tokenizer_bytes(err)) != NULL;

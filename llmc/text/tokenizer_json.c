@@ -45,6 +45,7 @@ static bool read_vocabulary(Tokenizer *t, const cJSON *vocab, bool plain_allowed
         }
         if (n >= sizeof bytes)
             return error_set(err, "\"%s...\" is longer than %d bytes", shown, MAX_TOKEN_BYTES);
+
         bool ordinary = alphabet_decode(item->string, n, bytes, &length);
         if (!ordinary && !plain_allowed)
             return error_set(err,
@@ -74,8 +75,9 @@ static bool find_part(const Tokenizer *t, const char *text, size_t n, int32_t *t
 static bool add_spelled_merge(Tokenizer *t, const char *left, size_t left_n, const char *right,
                               size_t right_n, uint32_t rank, Error *err) {
     int32_t a, b;
-    return find_part(t, left, left_n, &a, err) && find_part(t, right, right_n, &b, err) &&
-           vocabulary_merge(t, a, b, rank, err);
+    if (!find_part(t, left, left_n, &a, err)) return false;
+    if (!find_part(t, right, right_n, &b, err)) return false;
+    return vocabulary_merge(t, a, b, rank, err);
 }
 
 // "left right", n bytes.
@@ -176,14 +178,17 @@ static bool read_model(Tokenizer *t, const cJSON *model, Error *err) {
     if (!check_types(model, "model.", model_types, err)) return false;
     if (!json_find(model, "type", &type, err)) return error_prefix(err, "model");
     if (type && !is_json_text(type, "BPE")) return refuse_field("model.type", type, "\"BPE\"", err);
+
     static const char *const off[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
         if (!check_off(model, "model.", off[i], err)) return false;
+
     if (!json_get_object(model, "vocab", &vocab, err) ||
         !json_find(model, "ignore_merges", &whole, err))
         return error_prefix(err, "model");
     t->whole_pieces = cJSON_IsTrue(whole);
     if (!read_vocabulary(t, vocab, true, err)) return error_prefix(err, "model.vocab");
+
     if (!json_find(model, "merges", &merges, err)) return error_prefix(err, "model");
     if (!cJSON_IsArray(merges)) return refuse_field("model.merges", merges, "an array", err);
     uint32_t rank = 0;
@@ -263,9 +268,9 @@ static bool read_pre_tokenizer(Tokenizer *t, const cJSON *root, Error *err) {
         return refuse_field("pre_tokenizer.pretokenizers[0].pattern.Regex", regex,
                             "GPT-2's, Llama 3's (cl100k's), Qwen2's or o200k's", err);
     const bool inverted = is_json_text(behavior, "Removed");
-    return (inverted || check_field(split, first, "behavior", "\"Isolated\"", err)) &&
-           check_field(split, first, "invert", truth[inverted], err) &&
-           check_byte_level(byte_level, second, false, err);
+    if (!inverted && !check_field(split, first, "behavior", "\"Isolated\"", err)) return false;
+    if (!check_field(split, first, "invert", truth[inverted], err)) return false;
+    return check_byte_level(byte_level, second, false, err);
 }
 
 static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
@@ -274,6 +279,7 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
     int64_t number;
     char bytes[2 * MAX_TOKEN_BYTES];
     size_t length;
+
     if (!cJSON_IsObject(item)) return error_set(err, "not an object");
     if (!check_types(item, "", added_types, err)) return false;
     if (!json_get_int(item, "id", 0, MAX_TOKENS - 1, &number, err) ||
@@ -282,6 +288,7 @@ static bool read_added_token(Tokenizer *t, const cJSON *item, Error *err) {
         !check_off(item, "", "rstrip", err) || !json_find(item, "special", &special, err) ||
         !json_find(item, "normalized", &normalized, err))
         return false;
+
     // Hugging Face uses the vocabulary's number for it, whatever "id" says.
     bool spelled = strlen(content) <= sizeof bytes &&
                    alphabet_decode(content, strlen(content), bytes, &length);
@@ -303,6 +310,7 @@ static bool read_added_tokens(Tokenizer *t, const cJSON *root, Error *err) {
         if (!read_added_token(t, item, err)) return error_prefix(err, "added_tokens[%d]", number);
         number++;
     }
+
     // A token neither made of bytes nor added can never result from a text: the vocabulary is of
     // another kind.
     for (int32_t i = 0; i < t->count; i++) {
@@ -325,7 +333,8 @@ static bool read_normalizer(Tokenizer *t, const cJSON *root, Error *err) {
         (cJSON_IsObject(step) && !json_find(step, "type", &type, err)))
         return false;
     t->expects_nfc = is_json_text(type, "NFC");
-    return t->expects_nfc || check_off(root, "", "normalizer", err);
+    if (t->expects_nfc) return true;
+    return check_off(root, "", "normalizer", err);
 }
 
 // ByteLevel adds no token. A TemplateProcessing may put one special token before the text ("A"):
@@ -339,6 +348,7 @@ static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, E
     if (!is_json_text(type, "TemplateProcessing"))
         return check_field(step, where, "type", "\"ByteLevel\"", err) &&
                (check_types(step, "", step_types, err) || error_prefix(err, "%s", where));
+
     if (!json_get_array(step, "single", 2, &single, err)) return error_prefix(err, "%s", where);
     const cJSON *before = single->child, *sequence = before->next;
     if (!cJSON_IsObject(before) || !cJSON_IsObject(sequence) ||
@@ -347,6 +357,7 @@ static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, E
     if (!json_get_object(before, "SpecialToken", &token, err) ||
         !json_get_string(token, "id", &text, err))
         return error_prefix(err, "%s.single[0]", where);
+
     if (t->begin >= 0) return error_set(err, "%s: a second TemplateProcessing", where);
     t->begin = vocabulary_find_special(t, text);
     if (t->begin < 0)
@@ -371,6 +382,7 @@ static bool read_post_processor(Tokenizer *t, const cJSON *root, Error *err) {
 
 static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
     if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
+
     // The merges are merges.txt next to it, or vocab.bpe next to an encoder.json.
     const char *line;
     char *directory = path_parent(path), *merges = path_join(directory, "merges.txt"),
@@ -378,6 +390,7 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
     const char *from = merges;
     if (strcmp(path_name(path), "encoder.json") == 0 && file_exists(openai)) from = openai;
     if (strcmp(path_name(path), "encoder.json") != 0 && !file_exists(merges)) from = openai;
+
     size_t n, at = 0, length;
     uint32_t rank = 0;
     char *text = file_read_all(from, MAX_MERGES_BYTES, &n, err);
@@ -388,8 +401,9 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
         ok = is_header || is_end || add_merge_line(t, line, length, rank++, err) ||
              error_prefix(err, "%s: line %u", from, number);
     }
-    ok = ok && (vocabulary_finish(t, err) || error_prefix(err, "%s", path)) &&
-         (vocabulary_check_merges(t, err) || error_prefix(err, "%s", from));
+
+    if (ok && !vocabulary_finish(t, err)) ok = error_prefix(err, "%s", path);
+    if (ok && !vocabulary_check_merges(t, err)) ok = error_prefix(err, "%s", from);
     free(text);
     free(directory);
     free(merges);
@@ -416,20 +430,26 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
         error_set(err, "%s: damaged, or not a tokenizer: it has a NUL character", path);
         return NULL;
     }
+
     cJSON *root = json_parse(text, bytes, err);
     if (!root) {
         error_prefix(err, "%s", path);
         return NULL;
     }
+
     Tokenizer *t = vocabulary_new("byte-level BPE of %s", path);
     const cJSON *model = cJSON_GetObjectItemCaseSensitive(root, "model");
     bool ok;
     if (model && !cJSON_IsNumber(model)) { // a number: a vocabulary that has a token "model"
-        ok = json_get_object(root, "model", &model, err) && check_root(root, err) &&
-             read_normalizer(t, root, err) && check_off(root, "", "truncation", err) &&
-             check_off(root, "", "padding", err) && read_pre_tokenizer(t, root, err) &&
-             read_model(t, model, err) && read_added_tokens(t, root, err) &&
-             read_post_processor(t, root, err);
+        ok = json_get_object(root, "model", &model, err);
+        if (ok) ok = check_root(root, err);
+        if (ok) ok = read_normalizer(t, root, err);
+        if (ok) ok = check_off(root, "", "truncation", err);
+        if (ok) ok = check_off(root, "", "padding", err);
+        if (ok) ok = read_pre_tokenizer(t, root, err);
+        if (ok) ok = read_model(t, model, err);
+        if (ok) ok = read_added_tokens(t, root, err);
+        if (ok) ok = read_post_processor(t, root, err);
         if (ok && (!vocabulary_finish(t, err) || !vocabulary_check_merges(t, err)))
             ok = error_prefix(err, "model.vocab");
         if (!ok) error_prefix(err, "%s", path);
@@ -446,6 +466,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
             kind = "a model's config.json";
         ok = error_set(err, "%s: not a tokenizer but %s", path, kind);
     }
+
     cJSON_Delete(root);
     if (ok) return t;
     tokenizer_free(t);
@@ -494,16 +515,19 @@ static MergeRule *ordered_merges(const Tokenizer *t, int64_t *count, bool *unrea
     *count = 0;
     *unreachable = false;
     REQUIRE_MEMORY(rules, "a tokenizer.json");
+
     if (!t->by_rank) {
         for (int64_t i = 0; i < t->merges.capacity; i++)
             if (t->merges.slots[i].pair != MERGE_NO_PAIR) rules[(*count)++] = t->merges.slots[i];
         qsort(rules, (size_t)*count, sizeof *rules, compare_rules);
         return rules;
     }
+
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
         int32_t parts[MAX_TOKEN_BYTES];
         if (!k->ordinary || k->length < 2) continue;
+
         // The merge that makes the token: of the two parts that remain when its bytes are merged by
         // the rules before it. If more remain, merging passes the token over, alone; in a longer
         // piece, later rules may still leave two parts of it. No other two parts are ever left:
@@ -544,6 +568,7 @@ static void put_post_processor(FILE *out, const Tokenizer *t) {
         fputs(byte_level, out);
         return;
     }
+
     const Token *begin = &t->tokens[t->begin];
     const char *spelled = t->bytes + begin->offset;
     fprintf(out,
@@ -566,16 +591,7 @@ static void put_post_processor(FILE *out, const Tokenizer *t) {
     fputs("\"]}}}\n  ]}", out);
 }
 
-char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
-    int64_t count;
-    bool unreachable;
-    MergeRule *rules = ordered_merges(t, &count, &unreachable);
-    static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
-    char *text;
-    FILE *out = text_open(&text, bytes);
-    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
-          "\"added_tokens\": [",
-          out);
+static void put_added_tokens(FILE *out, const Tokenizer *t) {
     const char *separator = "\n";
     for (int32_t i = 0; i < t->count; i++) {
         const Token *k = &t->tokens[i];
@@ -589,6 +605,30 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
                 truth[k->normalized], truth[k->special]);
         separator = ",\n";
     }
+}
+
+static void put_merges(FILE *out, const Tokenizer *t, const MergeRule *rules, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        fprintf(out, "%s\n      \"", i > 0 ? "," : "");
+        put_token(out, t, (int32_t)(rules[i].pair >> 32));
+        putc_unlocked(' ', out);
+        put_token(out, t, (int32_t)rules[i].pair);
+        putc_unlocked('"', out);
+    }
+}
+
+char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
+    int64_t count;
+    bool unreachable;
+    MergeRule *rules = ordered_merges(t, &count, &unreachable);
+    static const char *const normalizers[] = {"null", "{\"type\": \"NFC\"}"};
+    char *text;
+    FILE *out = text_open(&text, bytes);
+
+    fputs("{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
+          "\"added_tokens\": [",
+          out);
+    put_added_tokens(out, t);
     fprintf(out, "\n  ],\n  \"normalizer\": %s,\n  \"pre_tokenizer\": {\"type\": \"",
             normalizers[t->expects_nfc]);
     put_pre_tokenizer(out, t->pattern);
@@ -605,24 +645,22 @@ char *tokenizer_to_json(const Tokenizer *t, size_t *bytes) {
         "    \"continuing_subword_prefix\": \"\",\n    \"end_of_word_suffix\": \"\",\n"
         "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n",
         out);
+
     // Only if needed: tokenizers before 0.19 does not read a file that has it.
     if (unreachable || (t->whole_pieces && !t->by_rank))
         fputs("    \"ignore_merges\": true,\n", out);
+
     fputs("    \"vocab\": {", out);
     for (int32_t i = 0; i < t->count; i++) {
         fprintf(out, "%s\n      \"", i > 0 ? "," : "");
         put_token(out, t, i);
         fprintf(out, "\": %d", i);
     }
+
     fputs("\n    },\n    \"merges\": [", out);
-    for (int64_t i = 0; i < count; i++) {
-        fprintf(out, "%s\n      \"", i > 0 ? "," : "");
-        put_token(out, t, (int32_t)(rules[i].pair >> 32));
-        putc_unlocked(' ', out);
-        put_token(out, t, (int32_t)rules[i].pair);
-        putc_unlocked('"', out);
-    }
+    put_merges(out, t, rules, count);
     fprintf(out, "%s]\n  }\n}\n", count ? "\n    " : "");
+
     free(rules);
     fclose(out);
     return text;

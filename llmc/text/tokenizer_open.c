@@ -126,7 +126,8 @@ static bool check_settings(const Tokenizer *t, const char *path, Error *err) {
         char *file = path_join(directory, files[i].name);
         if (file_exists(file)) {
             cJSON *root = json_parse_file(file, MAX_SETTINGS_BYTES, err);
-            ok = root && (files[i].check(t, root, err) || error_prefix(err, "%s", file));
+            ok = root != NULL;
+            if (ok && !files[i].check(t, root, err)) ok = error_prefix(err, "%s", file);
             cJSON_Delete(root);
         }
         free(file);
@@ -147,11 +148,13 @@ static Tokenizer *open_file(const char *path, Error *err) {
     const bool is_llmc = size >= (int64_t)sizeof magic &&
                          file_read_at(fd, path, 0, &magic, sizeof magic, NULL) &&
                          magic == LLMC_TOKENIZER_MAGIC;
+
     // Names the kind of file before any complaint about its size: weights are large.
     const bool ok = is_llmc || foreign_file_check_open("a tokenizer", path, fd, true, err);
     close(fd);
     char *text = ok ? file_read_all(path, MAX_TOKENIZER_BYTES, &n, err) : NULL;
     if (!text) return NULL;
+
     const bool is_object = !is_llmc && text[strspn(text, " \t\r\n")] == '{';
     Tokenizer *t;
     if (is_llmc)
@@ -160,6 +163,7 @@ static Tokenizer *open_file(const char *path, Error *err) {
         t = tokenizer_read_json(path, text, n, err);
     else
         t = tokenizer_read_ranks(path, text, n, err);
+
     free(text);
     if (t) REQUIRE_MEMORY((t->path = strdup(path)) != NULL, "a path");
     if (!t || !is_object || check_settings(t, path, err)) return t;

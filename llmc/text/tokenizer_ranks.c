@@ -13,7 +13,7 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
     const int32_t same = ok ? vocabulary_find(t, END_OF_TEXT, strlen(END_OF_TEXT)) : -1;
     if (same >= 0)
         ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
-    ok = ok && vocabulary_finish(t, err);
+    if (ok) ok = vocabulary_finish(t, err);
     t->whole_pieces = t->by_rank = true;
     // All merges: any two tokens that together make a token, lowest first.
     for (int32_t token = 0; ok && token < t->count; token++) {
@@ -109,7 +109,7 @@ Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes
     // the last rank.
     int64_t eot = t->count;
     if (ok && t->ordinary_count == P50K_RANKS && !t->tokens[GPT2_EOT].known) eot = GPT2_EOT;
-    ok = ok && vocabulary_add_added(t, eot, END_OF_TEXT, true, false, err);
+    if (ok) ok = vocabulary_add_added(t, eot, END_OF_TEXT, true, false, err);
     return finish_ranks(t, path, ok, err);
 }
 

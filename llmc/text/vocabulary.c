@@ -81,6 +81,7 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
     if (number >= 0 && number < MAX_TOKENS && length > 0 && length <= MAX_TOKEN_BYTES && !taken &&
         same < 0)
         return true;
+
     char shown[SHOWN], other[SHOWN];
     vocabulary_show(bytes, length, shown, sizeof shown);
     if (number < 0 || number >= MAX_TOKENS)
@@ -93,6 +94,7 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
     if (same >= 0)
         return error_set(err, "\"%s\" is both token %d and token %lld", shown, same,
                          (long long)number);
+
     const Token *k = &t->tokens[number];
     return error_set(err, "\"%s\" and \"%s\" both have number %lld",
                      vocabulary_show(t->bytes + k->offset, k->length, other, sizeof other), shown,
@@ -102,6 +104,7 @@ static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, siz
 bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t length, bool ordinary,
                     Error *err) {
     if (!check_new(t, number, bytes, length, ordinary, err)) return false;
+
     if (number >= t->token_capacity) {
         // Pages of zeros that are not touched cost nothing: a file may name a far number.
         const int64_t capacity = max_i64(1024, 2 * number);
@@ -111,6 +114,7 @@ bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t leng
         t->tokens = grown;
         t->token_capacity = (int32_t)capacity;
     }
+
     t->bytes = memory_grow(t->bytes, &t->byte_capacity, t->byte_count + (int64_t)length, 1);
     if (ordinary && 2 * (t->ordinary_count + 1) > t->by_bytes_capacity) { // the hash table grows
         t->by_bytes = memory_grow(t->by_bytes, &t->by_bytes_capacity,
@@ -119,6 +123,7 @@ bool vocabulary_add(Tokenizer *t, int64_t number, const char *bytes, size_t leng
         for (int32_t i = 0; i < t->count; i++)
             if (t->tokens[i].ordinary) index_token(t, i);
     }
+
     memcpy(t->bytes + t->byte_count, bytes, length);
     t->tokens[number] = (Token){.offset = (size_t)t->byte_count,
                                 .length = (uint32_t)length,
@@ -201,6 +206,7 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         const MergeRule *m = &t->merges.slots[i];
         if (m->pair != MERGE_NO_PAIR && m->rank < rank[m->merged]) rank[m->merged] = m->rank;
     }
+
     int32_t missing = 0, first = -1;
     uint32_t below = UINT32_MAX; // the first rank of a merge that makes a later token
     for (int32_t i = t->count - 1; i >= 0; i--) {
@@ -214,6 +220,7 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         const bool made = rank[i] < UINT32_MAX;
         if (rank[i] < below) below = rank[i];
         if (made || !k->ordinary || k->added || k->length == 1 || is_special) continue;
+
         // If the merges of the tokens before it leave two parts, one more would make it; else only
         // a whole piece becomes it.
         int32_t parts[MAX_TOKEN_BYTES];
@@ -221,6 +228,7 @@ bool vocabulary_check_merges(const Tokenizer *t, Error *err) {
         missing++;
         first = i;
     }
+
     free(rank);
     if (missing == 0) return true;
     char shown[SHOWN];
@@ -260,6 +268,7 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
     }
     if (t->eot < 0) t->eot = vocabulary_find_special(t, "<|end_of_text|>"); // Llama 3's
     if (t->eot < 0) t->eot = vocabulary_find_special(t, "</s>");            // BLOOM's
+
     for (int32_t i = 0; i < t->count; i++)
         if (!t->tokens[i].known)
             return error_set(err, "no token has number %d, expected each of 0 to %d once", i,
@@ -271,6 +280,7 @@ bool vocabulary_finish(Tokenizer *t, Error *err) {
                 err, "no token for the byte 0x%02x: not a byte-level vocabulary, which has all 256",
                 (unsigned)byte);
     }
+
     index_added(t);
     t->char_table = char_kinds_table(err);
     return t->char_table != NULL;

@@ -116,6 +116,7 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
                 &at,
                 "the file ends here with %lld bytes left: it is truncated; copy or make it again",
                 (long long)left * 2);
+
         const int bytes = record[W_BYTES], completions = record[W_COMPLETIONS];
         if (record[W_BEGIN] != CHOICES_BEGIN)
             return WRONG(&at, "begins with %d, expected %d: the file is damaged", record[W_BEGIN],
@@ -136,6 +137,7 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
         if (record[W_LABEL] >= completions)
             return WRONG(&at, "label: %d, expected less than the number of completions, %d",
                          record[W_LABEL], completions);
+
         const uint16_t *w = record + W_CONTEXT, *end = record + bytes / 2;
         if (!check_record_tokens("context", &w, end, V, &at)) return false;
         for (int k = 0; k < completions; k++) {
@@ -146,9 +148,11 @@ static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64
         if (w != end)
             return WRONG(&at, "bytes of the record: %d, but its tokens end %lld bytes earlier",
                          bytes, (long long)(end - w) * 2);
+
         set->starts[i] = start;
         start += bytes / 2;
     }
+
     if (start != words)
         return error_set(err, "%s: %lld bytes after the last of %lld examples (header field 2)",
                          path, (long long)(words - start) * 2, (long long)set->count);
@@ -163,9 +167,11 @@ static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *
     size_t length = strlen(name);
     if (length > 4 && strcmp(name + length - 4, ".bin") == 0) length -= 4;
     set->name = strndup(name, length);
+
     set->bytes = file_read_all(path, MAX_BYTES, &bytes, err);
-    if (!set->bytes || !set->name)
-        return set->bytes != NULL && error_set(err, "%s: out of memory", path);
+    if (!set->bytes) return false;
+    if (!set->name) return error_set(err, "%s: out of memory", path);
+
     memcpy(header, set->bytes, min_size(bytes, HEADER_BYTES));
     if (header[0] != CHOICES_MAGIC &&
         !foreign_file_check("a multiple-choice file", path, set->bytes,
@@ -183,12 +189,14 @@ static bool read_choice_set(ChoiceSet *set, const char *path, int64_t V, Error *
     if (header[1] != CHOICES_VERSION)
         return error_set(err, "%s: version (header field 1) is %d, expected %d", path, header[1],
                          CHOICES_VERSION);
+
     const int64_t room = ((int64_t)bytes - HEADER_BYTES) / (MIN_RECORD * 2);
     if (header[2] < 1 || header[2] > room)
         return error_set(
             err,
             "%s: number of examples (header field 2) is %d, but the file has space for 1 to %lld",
             path, header[2], (long long)room);
+
     set->words = (uint16_t *)(void *)(set->bytes + HEADER_BYTES);
     set->count = header[2];
     set->starts = malloc((size_t)set->count * sizeof *set->starts);
@@ -201,15 +209,16 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
     int count;
     memset(sets, 0, sizeof *sets);
     if (!files_match(pattern, &paths, &count, err)) return false;
-    bool ok =
-        count > 0 || error_set(err,
-                               "no multiple-choice files match %s%s; %s makes them of your own "
-                               "questions, and HellaSwag's "
-                               "comes with: %s hellaswag",
-                               path_quoted(pattern).text, path_pattern_reason(pattern).text,
-                               path_of_tool("data/choices").text, path_of_tool("data/get.py").text);
+    bool ok = count > 0;
+    if (!ok)
+        error_set(err,
+                  "no multiple-choice files match %s%s; %s makes them of your own questions, and "
+                  "HellaSwag's comes with: %s hellaswag",
+                  path_quoted(pattern).text, path_pattern_reason(pattern).text,
+                  path_of_tool("data/choices").text, path_of_tool("data/get.py").text);
     if (ok && !(sets->sets = calloc((size_t)count, sizeof(ChoiceSet *))))
         ok = error_set(err, "%d multiple-choice files: out of memory", count);
+
     for (int i = 0; ok && i < count; i++) {
         ChoiceSet *set = sets->sets[sets->count++] = calloc(1, sizeof *set);
         REQUIRE_MEMORY(set, "a multiple-choice file");
@@ -221,6 +230,7 @@ bool choices_open(ChoiceSets *sets, const char *pattern, int64_t V, Error *err) 
             free(name);
         }
     }
+
     directory_list_free(paths, count);
     return ok;
 }
@@ -276,6 +286,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
             const int64_t all = e.context_tokens + e.completion_tokens[k],
                           cut = max_i64(all - (T + 1), 0);
             const int64_t tokens = all - cut - 1;
+
             // 32, 48, 64, 96, 128, 192, ... T: at most a half is wasted, on average a fifth.
             // T = 1024 has 11 lengths.
             int64_t rounded = 32;
@@ -291,6 +302,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
         }
         *examples_cut += is_cut;
     }
+
     qsort(s->sequences, (size_t)s->count, sizeof *s->sequences, shortest_first);
 }
 
@@ -312,11 +324,13 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
         memset(window + context + n, 0,
                (size_t)(T + 1 - context - n) * sizeof *window); // without effect: they are last
     }
+
     model_load_batch(s->model, s->windows, B, T, sizeof *s->windows);
     model_forward(s->model);
     copy_d2h(s->token_losses, model_token_losses(s->model).data,
              (size_t)(B * T) * sizeof *s->token_losses, STREAM_COMPUTE);
     device_sync();
+
     for (int64_t b = 0; b < count; b++) {
         const Sequence *q = &s->sequences[first + b];
         double sum = 0.0;

@@ -123,6 +123,7 @@ DataParallel *data_parallel_create(const StepShare *share, Model *model, bool ov
     d->weights = calloc((size_t)d->partition->num_units, sizeof *d->weights);
     d->parts = calloc((size_t)share->processes, sizeof *d->parts);
     REQUIRE_MEMORY(d->weights && d->parts, "the exchange");
+
     if (!divided(d)) return d;
     d->host = host_alloc(HOST_BYTES, err);
     if (!d->host) {
@@ -297,12 +298,14 @@ bool data_parallel_end(DataParallel *d, Error *err) {
     const Tensor losses = model_step_losses(d->model);
     count_micro_steps(d, (s->groups - s->first - s->count) * micro_steps_of_any(s));
     if (s->processes == 1) return true;
+
     model_set_hooks(d->model, NULL);
     finish_all(d);
     for (int turn = 0; turn < PIECES; turn++) {
         if (d->sums[turn] && d->ok) keep_outcome(d, device_comm_wait(REQUEST_SUM + turn, &d->err));
         d->sums[turn] = false;
     }
+
     watch_collective("losses of all");
     const int64_t bytes = (int64_t)tensor_bytes(losses) / s->processes;
     for (int r = 0; r < s->processes; r++) d->parts[r] = (Range){r * bytes, (r + 1) * bytes};
@@ -390,6 +393,7 @@ static bool collect_state(DataParallel *d, Request q, Error *err) {
         copy_h2d(buffer + d->parts[r].begin, d->host, (size_t)range_size(d->parts[r]),
                  STREAM_COMPUTE);
     }
+
     REQUIRE(end >= q.n, "state that no process has");
     return device_all_gather(buffer, d->parts, REQUEST_NOW, err) &&
            device_comm_wait(REQUEST_NOW, err);
@@ -418,7 +422,11 @@ static bool read_divided_state(void *context, int index, StateSlot slot, int64_t
 bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *err), void *context,
                          Error *err) {
     if (!data_parallel_await_weights(d, err)) return false;
-    if (!d || !divided(d)) return comm_rank() > 0 || write(context, err);
+    if (!d || !divided(d)) {
+        if (comm_rank() > 0) return true;
+        return write(context, err);
+    }
+
     watch_collective("state of the optimizer");
     while (d->share.rank > 0) { // serves process 0, which reads
         Request q;
@@ -426,6 +434,7 @@ bool data_parallel_write(DataParallel *d, bool (*write)(void *context, Error *er
         if (q.index < 0) return true;
         if (!collect_state(d, q, err)) return comm_lost(err);
     }
+
     const bool ok = write(context, err);
     Request end = {.index = -1};
     if (!d->ok) return exchange_outcome(d, err);

@@ -89,6 +89,7 @@ static bool encode_prompt(const Tokenizer *tokenizer, const char *prompt, int64_
     const int64_t first = *n;
     *n += encoder_encode_special(encoder, prompt, bytes, grown + first);
     encoder_free(encoder);
+
     for (int64_t i = first; i < *n; i++)
         if (grown[i] < 0 || grown[i] >= V)
             return error_set(err,
@@ -137,6 +138,7 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
         const uint64_t index = ((uint64_t)s << 40) + (uint64_t)number;
         d->next[s] = sample_from_logits(d->logits + s * d->V, d->drawable, &o->sampler, index);
     }
+
     for (int64_t s = 0; s < o->samples; s++) {
         if (d->ended[s]) continue;
         if (ends_sample(d, d->next[s])) {
@@ -144,6 +146,7 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
             d->running--;
             continue;
         }
+
         drawn->tokens[s * o->tokens + drawn->counts[s]++] = d->next[s];
         if (s == 0 && o->sink) {
             char digits[TOKEN_NUMBER];
@@ -284,6 +287,7 @@ static char *text_of(const GenerateOptions *o, const int32_t *tokens, int64_t n,
         token_text(o->tokenizer, tokens[i], number, &length);
         total += (size_t)length;
     }
+
     char *text = malloc(total + 1);
     REQUIRE_MEMORY(text, "a text");
     char *end = stpcpy(text, prompt);
@@ -304,6 +308,7 @@ bool generate(Model *model, const GenerateOptions *options, Generated *result, E
     memset(result, 0, sizeof *result);
     const bool ok = encode_beginning(options, model_options(model)->config.V, &prompt, &n, err) &&
                     decode_tokens(model, options, prompt, n, 0, &drawn, err);
+
     if (ok) {
         *result = drawn.facts;
         result->samples = options->samples;
@@ -316,6 +321,7 @@ bool generate(Model *model, const GenerateOptions *options, Generated *result, E
             result->new_tokens += drawn.counts[s];
         }
     }
+
     drawn_free(&drawn);
     free(prompt);
     return ok;
@@ -390,6 +396,7 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
     if (!encode_prompt(o->tokenizer, "\n", *n > 0, V, said, n, err)) return false;
     if (*n == 0 && begin >= 0) (*said)[(*n)++] = begin;
     const int64_t before = *n;
+
     if (generate_prompt_ends_in_space(o->tokenizer, line))
         fputs(
             "the line ends in a space, which is part of the next word's token; better without it\n",
@@ -402,6 +409,7 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
         memmove(*said, *said + *n - most, (size_t)most * sizeof **said);
         *n = most;
     }
+
     int32_t *grown = realloc(*said, (size_t)(*n + o->tokens + 1) * sizeof *grown);
     REQUIRE_MEMORY(grown, "a conversation of %lld tokens", (long long)*n);
     *said = grown;
@@ -411,6 +419,7 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
     if (count > 0) memcpy(grown + *n, new.tokens, (size_t)count * sizeof *grown);
     *n += count;
     *drawn += count;
+
     if (ok) putchar('\n');
     if (ok && *(bool *)o->context) {
         printf("[%lld tokens after %lld", (long long)count, (long long)new.facts.prompt_tokens);
@@ -418,9 +427,12 @@ static bool answer_line(Model *model, const GenerateOptions *o, const char *line
             printf(", %.1f tokens/s", (double)(count - 1) / new.facts.decode_seconds);
         puts("]");
     }
+
     drawn_free(&new);
-    return ok && ((fflush(stdout) == 0 && !ferror(stdout)) ||
-                  error_set(err, "stdout: cannot be written: %s", strerror(errno)));
+    if (!ok) return false;
+    if (fflush(stdout) != 0 || ferror(stdout))
+        return error_set(err, "stdout: cannot be written: %s", strerror(errno));
+    return true;
 }
 
 bool generate_interactive(Model *model, const GenerateOptions *options, Error *err) {
@@ -428,6 +440,7 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
         return error_set(
             err,
             "--interactive: there is no tokenizer to read lines with; name one with --tokenizer");
+
     bool terminal = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     GenerateOptions own = *options;
     own.samples = 1;
@@ -436,11 +449,13 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
     char *line = strdup(own.prompt ? own.prompt : ""); // the first line
     int32_t *said = malloc(sizeof *said);
     REQUIRE_MEMORY(line && said, "a conversation");
+
     bool ok = true;
     int64_t length = (int64_t)strlen(line), n = 0, drawn = 0;
     if (terminal)
         puts("The model continues each line. /new clears the conversation, /quit or Ctrl-D exits.");
     if (terminal && length > 0) printf("> %s\n", line);
+
     while (ok && length >= 0 && strcmp(line, "/quit") != 0) {
         const bool is_command =
             line[0] == '/' && line[1 + strspn(line + 1, "abcdefghijklmnopqrstuvwxyz")] == '\0';
@@ -455,6 +470,7 @@ bool generate_interactive(Model *model, const GenerateOptions *options, Error *e
         if (terminal) fflush(stdout);
         ok = read_input_line(&line, &length, err);
     }
+
     if (terminal && length < 0) putchar('\n'); // the shell's prompt belongs on a line of its own
     free(line);
     free(said);

@@ -93,6 +93,7 @@ static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Te
         tensor_make(m->scratch + m->layout.gram, m->dtype, "muon_gram", n, side, side, 0);
     const Tensor square =
         tensor_make(m->scratch + m->layout.square, m->dtype, "muon_square", n, side, side, 0);
+
     Tensor gradients[STACK_MAX];
     float rates[STACK_MAX];
     const StackForm gram_form = is_tall ? STACK_ATB : STACK_ABT;
@@ -100,6 +101,7 @@ static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Te
         gradients[i] = matrices[i].grad;
         rates[i] = matrices[i].rate;
     }
+
     stack_gather(x, gradients, sumsq);
     for (int step = 0; step < MUON_STEPS; step++) {
         matmul_stack(gram, gram_form, 1.0f, x, x, 0.0f, tensor_none());
@@ -112,6 +114,7 @@ static void orthogonalize(const Muon *m, const UpdateTensor *matrices, int n, Te
         x = next;
         next = swapped;
     }
+
     stack_scatter(gradients, x, rates);
 }
 
@@ -121,10 +124,12 @@ void muon_directions(Muon *m, UpdateParams params, Tensor control) {
         tensor_make(m->scratch + m->layout.sumsq, DTYPE_FP32, "muon_sumsq", n, 0, 0, 0);
     momentum_update(m->all, params, control);
     if (n == 0) return;
+
     const bool observed = ops_are_observed(); // what is observed is not part of a recording
     if (!observed && device_graph_replay(m->graph)) return;
     if (!observed) device_graph_begin(m->graph);
     gradient_sumsq(sumsq, &m->list);
+
     for (int first = 0, next; first < n; first = next) {
         const int64_t rows = tensor_rows(m->matrices[first].grad),
                       cols = tensor_cols(m->matrices[first].grad);

@@ -64,13 +64,16 @@ void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, 
                            .momentum = o->options.momentum,
                            .seed = o->options.seed};
     memcpy(params.moments, o->options.limits.moments, sizeof params.moments);
+
     step_control_update(control, norm_row(o->model, 0), model_step_losses(o->model), tokens_in_step,
                         o->options.limits);
     if (watched) model_numerics_gradients(o->model);
+
     if (o->list.n > 0) {
         if (model_options(o->model)->optimizer == OPTIMIZER_ADAFACTOR)
             adafactor_statistics(&o->list, control);
         if (o->muon) muon_directions(o->muon, params, control);
+
         UpdateList *list = &o->list;
         if (o->offload) list = offload_slices(o->offload);
         const Update u = {.model = o->model, .list = list, .params = params, .watched = watched};
@@ -105,6 +108,7 @@ static Tensor norm_part(const Model *model, const NormPart *part) {
         if (n == tensor_numel(own[i].grad)) return own[i].grad;
         return tensor_slice_elements(own[i].grad, first, n);
     }
+
     void *zero =
         tensor_slice_elements(model_norm(model), model_partition(model)->num_norm_parts, 1).data;
     return tensor_make(zero, model_unit_gradients(model, 0).dtype, "zero", 1, 0, 0, 0);
@@ -118,6 +122,7 @@ Optimizer *optimizer_create(Model *model, const OptimizerOptions *options, Error
     const Partition *p = model_partition(model);
     REQUIRE_MEMORY(o && (o->tensors = malloc((size_t)(count + 1) * sizeof *o->tensors)),
                    "the optimizer's tensors");
+
     o->model = model;
     o->options = *options;
     for (int i = 0; i < NUM_GROUPS; i++) {
@@ -125,18 +130,21 @@ Optimizer *optimizer_create(Model *model, const OptimizerOptions *options, Error
         o->options.limits.moments[i] =
             (MomentRates){(float)r->beta1, (float)r->beta2, (float)r->eps};
     }
+
     o->list = update_list(o->tensors, count);
     o->parts = calloc((size_t)p->num_norm_parts, sizeof *o->parts);
     REQUIRE_MEMORY(o->parts, "the parts of the gradient norm");
     for (int i = 0; i < p->num_norm_parts; i++)
         o->parts[i].grad = norm_part(model, &p->norm_parts[i]);
     o->norm = update_list(o->parts, p->num_norm_parts);
+
     memcpy(o->tensors, own, (size_t)count * sizeof *o->tensors);
     for (int i = 0; i < count; i++) {
         const GroupRates *r = &options->rates[o->tensors[i].group];
         o->tensors[i].rate *= (float)r->rate;
         o->tensors[i].weight_decay = (float)r->rate * (float)r->weight_decay;
     }
+
     if (of->optimizer == OPTIMIZER_MUON)
         o->muon = muon_create(&o->list, model_parameters(model), model_num_tensors(model),
                               model_optimizer_scratch(model));

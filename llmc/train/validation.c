@@ -107,6 +107,7 @@ bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tok
     Evaluation e = {.model = model, .val = val};
     e.batch = host_alloc((size_t)(o->B * (o->T + 1) * val->token_bytes), err);
     if (e.batch) e.losses = host_alloc((size_t)o->B * sizeof *e.losses, err);
+
     int64_t known = 0;
     if (tokenizer) {
         known = min_i64(tokenizer_vocab(tokenizer), o->config.V);
@@ -118,10 +119,13 @@ bool evaluate_loss(Model *model, const ShardSet *val, int64_t windows, const Tok
         tokenizer_decode(tokenizer, token, &length);
         if (!tokenizer_is_special(tokenizer, token)) e.byte_count[token] = (uint32_t)length;
     }
-    const bool ok = e.losses && sum_losses(&e, n, err);
+
+    bool ok = false;
+    if (e.losses) ok = sum_losses(&e, n, err);
     if (e.losses) host_free(e.losses);
     if (e.batch) host_free(e.batch);
     free(e.byte_count);
+
     memset(score, 0, sizeof *score);
     score->loss = NAN;
     if (!ok || e.windows < n) return ok; // failed, or interrupted by a signal
@@ -147,6 +151,7 @@ bool evaluate_sources(Model *model, const Sources *val, int64_t windows, const T
         sum.tokens += each[i].tokens;
         sum.bytes += each[i].bytes;
     }
+
     sum.loss = loss;
     if (bytes > 0.0) sum.bits_per_byte = loss / (log(2.0) * bytes);
     *total = sum;
