@@ -369,6 +369,21 @@ TEST(what_was_not_given_is_adopted_from_the_earlier_run) {
     options_free(&now);
 }
 
+TEST(a_list_of_chosen_numbers_that_is_none_is_refused) {
+    static const struct {
+        const char *json, *why;
+    } damaged[] = {{"{\"chosen\":5}", "\"chosen\" is no list"},
+                   {"{\"chosen\":[\"no-option\"]}", "\"chosen\" holds what is no option"},
+                   {"{\"chosen\":[7]}", "\"chosen\" holds what is no option"}};
+    Options o = parsed("-o runs/a -y");
+    Error err;
+    for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
+        assert_false(options_adopt_json(&o, damaged[i].json, false, &err));
+        assert_non_null(strstr(err.text, damaged[i].why));
+    }
+    options_free(&o);
+}
+
 TEST(foreign_values_are_not_adopted) {
     const char *const foreign[] = {"",
                                    "[]",
