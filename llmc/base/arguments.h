@@ -38,6 +38,6 @@ void argument_nearest_foreign(NearestName *nearest);
 bool argument_unknown(const char *word, const NearestName *nearest, const char *command,
                       Error *err);
 
-// What --version prints. There are no releases: the checkout says which commit it is, and the
+// Prints the text of --version. There are no releases: the commit of the checkout counts, and the
 // compiler may matter.
 void program_print_version(void);

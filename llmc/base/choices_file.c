@@ -20,8 +20,8 @@
 // A run has some twenty entries of at most 500 bytes. More than this comes from many models and
 // machines, or was not written by us.
 enum { MAX_ENTRIES = 2000, MAX_FILE_BYTES = 4 << 20 };
-// Of the checksum, XXH3 of the bytes of the line before its tab: a line that was edited or cut off
-// has another.
+// SUM_DIGITS is the length of the checksum, XXH3 of the line before its last tab: a line that was
+// edited or cut off has another.
 enum { SUM_DIGITS = 8, MAX_LINE = CHOICES_KEY_MAX + 2 * CHOICES_VALUE_MAX + 1 + SUM_DIGITS };
 
 typedef struct ChoiceEntry {

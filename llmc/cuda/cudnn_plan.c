@@ -223,20 +223,25 @@ enum { ANY = 999999 };
 // clang-format off
 static const Form forms[] = {
     {ATTENTION_FORWARD, BY_CUDNN_STORED, 80, ANY, 0, ANY, CUDNN_FORWARD, {0}},
-    // Blackwell's engine has stages = 2, "several kernels", for the form in which the matmul writes dQ. It needs no
-    // workspace. The heuristics do not know it and would fall back to the kernel for sm_80.
+    // Blackwell's engine has stages = 2, "several kernels", for the form in which the matmul writes
+    // dQ. It needs no workspace. The heuristics do not know it and would fall back to the kernel
+    // for sm_80.
     {ATTENTION_BACKWARD, BY_CUDNN_STORED, 100, 103, 91801, 92299, CUDNN_BACKWARD,
      {5, 2, {{CUDNN_KNOB_TYPE_KERNEL_CFG, 31}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
-    // The same from 9.23 on, where the kernel's configuration is spelled in other knobs: tiles of 128 x 128.
+    // The same from 9.23 on, where the kernel's configuration is spelled in other knobs: tiles of
+    // 128 x 128.
     {ATTENTION_BACKWARD, BY_CUDNN_STORED, 100, 103, 92300, ANY, CUDNN_BACKWARD,
-     {5, 6, {{CUDNN_KNOB_TYPE_TILE_M, 3}, {CUDNN_KNOB_TYPE_TILE_N, 2}, {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
-             {CUDNN_KNOB_TYPE_STREAM_K, 0}, {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
+     {5, 6, {{CUDNN_KNOB_TYPE_TILE_M, 3}, {CUDNN_KNOB_TYPE_TILE_N, 2},
+             {CUDNN_KNOB_TYPE_KERNEL_CFG, 2}, {CUDNN_KNOB_TYPE_STREAM_K, 0},
+             {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 2}}}},
     {ATTENTION_BACKWARD, BY_CUDNN_STORED, 80, ANY, 0, ANY, CUDNN_BACKWARD, {0}},
-    // Hopper's engine has stages = 4 from 9.25 on, in which the blocks wait for each other to add in order, in a
-    // workspace that is linear in T; that of the form above is B * NH * T * T * 2 bytes. Which is faster is measured.
+    // Hopper's engine has stages = 4 from 9.25 on, in which the blocks wait for each other to add
+    // in order, in a workspace that is linear in T; that of the form above is B * NH * T * T * 2
+    // bytes. Which is faster is measured.
     {ATTENTION_BACKWARD, BY_CUDNN_ORDERED, 90, 90, 92500, ANY, CUDNN_BACKWARD_COLLECTED,
-     {6, 6, {{CUDNN_KNOB_TYPE_TILE_M, 2}, {CUDNN_KNOB_TYPE_TILE_N, 1}, {CUDNN_KNOB_TYPE_KERNEL_CFG, 2},
-             {CUDNN_KNOB_TYPE_STREAM_K, 0}, {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 4}}}},
+     {6, 6, {{CUDNN_KNOB_TYPE_TILE_M, 2}, {CUDNN_KNOB_TYPE_TILE_N, 1},
+             {CUDNN_KNOB_TYPE_KERNEL_CFG, 2}, {CUDNN_KNOB_TYPE_STREAM_K, 0},
+             {CUDNN_KNOB_TYPE_TILE_CGA_M, 0}, {CUDNN_KNOB_TYPE_STAGES, 4}}}},
     // llm.c and PyTorch run this one: blocks add to dQ in the order in which they get there.
     {ATTENTION_BACKWARD, BY_CUDNN_UNORDERED, 80, ANY, 0, ANY, CUDNN_BACKWARD_COLLECTED, {0}},
 };

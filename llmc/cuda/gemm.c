@@ -293,7 +293,7 @@ static size_t result_bytes(const Gemm *g) {
 }
 
 // The square of a difference from the reference, beyond the step of the smallest numbers of fp16.
-// What the reference overflows in may be anything.
+// Where the reference overflows, any value is right.
 static double squared_error(float got, float expected, DType dtype) {
     float largest = INFINITY, step = 0.0f;
     if (dtype == DTYPE_FP16) {

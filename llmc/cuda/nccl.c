@@ -276,7 +276,9 @@ void device_comm_observe(const CommObserver *o) { observer = o; }
 
 bool device_comm_failed(Error *err) {
     const ncclResult_t status = comm.handle ? async_status() : ncclSuccess;
-    return !accepted(status) && !nccl_failed(err, "exchange", status);
+    if (accepted(status)) return false;
+    (void)nccl_failed(err, "exchange", status);
+    return true;
 }
 
 bool device_comm_wait(int request, Error *err) {

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-// Of set i; that of the first stays as it is.
+// Adds the hash of set i; the first set's stays as it is.
 static uint64_t add_hash(uint64_t before, uint64_t hash, int i) {
     if (i == 0) return hash;
     return XXH3_64bits_withSeed(&hash, sizeof hash, before);

@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-// What can fail without ending the run.
+// Calls that can fail without ending the run.
 typedef enum { WRITES_LINE, SYNCS, DROPS_EVALUATIONS, WRITES_CURVES, LOG_CALLS } LogCall;
 
 struct RunLog {

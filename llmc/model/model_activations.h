@@ -50,20 +50,21 @@ enum { NEVER = -1 };
 // clang-format off
 #define BLOCK_ACTIVATIONS(X)                                                                       \
     X(residual1, BTC,   IN_ALL,       F_IN,      F_ATTPROJ, B_LN1,     B_LN1,    0)                \
-    X(ln1,       BTC,   IN_ALL,       F_LN1,     F_QKV,     B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM)           \
-    X(ln1_mean,  BT,    IN_LAYERNORM, F_LN1,     F_LN1,     B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
-    X(ln1_rstd,  BT,    IN_ALL,       F_LN1,     F_LN1,     B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM)           \
+    X(ln1,       BTC,   IN_ALL,       F_LN1,     F_QKV,     B_QKV,     B_QKV,    RECOMPUTE_LAYERNORM) \
+    X(ln1_mean,  BT,    IN_LAYERNORM, F_LN1,     F_LN1,     B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM) \
+    X(ln1_rstd,  BT,    IN_ALL,       F_LN1,     F_LN1,     B_QKV,     B_LN1,    RECOMPUTE_LAYERNORM) \
     X(qkv,       BTQKV, IN_ALL,       F_QKV,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_QKV)    \
-    X(qkr,       BTQKV, IN_QK_NORM,   F_ATT,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_LAYERNORM)           \
-    X(qkr_rstd,  BTH,   IN_QK_NORM,   F_ATT,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_LAYERNORM)           \
-    X(lse,       BHT,   IN_ALL,       F_ATT,     F_ATT,     B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
-    X(att,       BTATT, IN_ALL,       F_ATT,     F_ATTPROJ, B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION)           \
-    X(residual2, BTC,   IN_ALL,       F_ATTPROJ, F_FCPROJ,  B_FC,      B_LN2,    RECOMPUTE_ATTPROJ)             \
-    X(ln2,       BTC,   IN_ALL,       F_LN2,     F_FC,      B_FC,      B_FC,     RECOMPUTE_LAYERNORM)           \
-    X(ln2_mean,  BT,    IN_LAYERNORM, F_LN2,     F_LN2,     B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
-    X(ln2_rstd,  BT,    IN_ALL,       F_LN2,     F_LN2,     B_FC,      B_LN2,    RECOMPUTE_LAYERNORM)           \
+    X(qkr,       BTQKV, IN_QK_NORM,   F_ATT,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_LAYERNORM) \
+    X(qkr_rstd,  BTH,   IN_QK_NORM,   F_ATT,     F_ATT,     B_ATT,     B_ATT,    RECOMPUTE_LAYERNORM) \
+    X(lse,       BHT,   IN_ALL,       F_ATT,     F_ATT,     B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION) \
+    X(att,       BTATT, IN_ALL,       F_ATT,     F_ATTPROJ, B_ATTPROJ, B_ATT,    RECOMPUTE_ATTENTION) \
+    X(residual2, BTC,   IN_ALL,       F_ATTPROJ, F_FCPROJ,  B_FC,      B_LN2,    RECOMPUTE_ATTPROJ) \
+    X(ln2,       BTC,   IN_ALL,       F_LN2,     F_FC,      B_FC,      B_FC,     RECOMPUTE_LAYERNORM) \
+    X(ln2_mean,  BT,    IN_LAYERNORM, F_LN2,     F_LN2,     B_FC,      B_LN2,    RECOMPUTE_LAYERNORM) \
+    X(ln2_rstd,  BT,    IN_ALL,       F_LN2,     F_LN2,     B_FC,      B_LN2,    RECOMPUTE_LAYERNORM) \
     X(pre,       BTFC,  IN_ALL,       F_FC,      F_FC,      B_FCPROJ,  B_GELU,   RECOMPUTE_FC)     \
-    X(gelu,      BTFF,  IN_ALL,       F_FC,      F_FCPROJ,  B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU | RECOMPUTE_FC) \
+    X(gelu,      BTFF,  IN_ALL,       F_FC,      F_FCPROJ,  B_FCPROJ,  B_FCPROJ, RECOMPUTE_GELU |  \
+      RECOMPUTE_FC)                                                                                \
     X(dgelu,     BTFF,  IN_SWIGLU,    NEVER,     NEVER,     B_GELU,    B_GELU,   0)                \
     X(dpre,      BTFC,  IN_ALL,       NEVER,     NEVER,     B_GELU,    B_FC,     0)                \
     X(dln2,      BTC,   IN_ALL,       NEVER,     NEVER,     B_FC,      B_LN2,    0)                \
@@ -73,17 +74,17 @@ enum { NEVER = -1 };
 
 // THE list of the tensors of the whole model that live within a micro-step: name, shape, which models have it, first and
 // last tick of the head, and whether only training has it. Without training the head's forward pass is the end.
-#define MODEL_ACTIVATIONS(X)                                                             \
-    X(inputs,         BT_I32,       IN_ALL,       H_BEGIN,        H_END,          false) \
-    X(targets,        BT_I32,       IN_ALL,       H_BEGIN,        H_HEAD,         false) \
-    X(final_residual, BTC,          IN_ALL,       H_IN,           H_LNF_BACKWARD, false) \
-    X(lnf,            BTC,          IN_ALL,       H_LNF,          H_HEAD,         false) \
-    X(lnf_mean,       BT,           IN_LAYERNORM, H_LNF,          H_LNF_BACKWARD, false) \
-    X(lnf_rstd,       BT,           IN_ALL,       H_LNF,          H_LNF_BACKWARD, false) \
-    X(logits,         LOGITS_CHUNK, IN_ALL,       H_HEAD,         H_HEAD,         false) \
-    X(losses,         BT,           IN_ALL,       H_HEAD,         H_HEAD,         false) \
-    X(dlnf,           BTC,          IN_ALL,       H_HEAD,         H_LNF_BACKWARD, true)  \
-    X(dresidual,      BTC,          IN_ALL,       H_LNF_BACKWARD, H_END,          true)  \
+#define MODEL_ACTIVATIONS(X)                                                                       \
+    X(inputs,         BT_I32,       IN_ALL,       H_BEGIN,        H_END,          false)           \
+    X(targets,        BT_I32,       IN_ALL,       H_BEGIN,        H_HEAD,         false)           \
+    X(final_residual, BTC,          IN_ALL,       H_IN,           H_LNF_BACKWARD, false)           \
+    X(lnf,            BTC,          IN_ALL,       H_LNF,          H_HEAD,         false)           \
+    X(lnf_mean,       BT,           IN_LAYERNORM, H_LNF,          H_LNF_BACKWARD, false)           \
+    X(lnf_rstd,       BT,           IN_ALL,       H_LNF,          H_LNF_BACKWARD, false)           \
+    X(logits,         LOGITS_CHUNK, IN_ALL,       H_HEAD,         H_HEAD,         false)           \
+    X(losses,         BT,           IN_ALL,       H_HEAD,         H_HEAD,         false)           \
+    X(dlnf,           BTC,          IN_ALL,       H_HEAD,         H_LNF_BACKWARD, true)            \
+    X(dresidual,      BTC,          IN_ALL,       H_LNF_BACKWARD, H_END,          true)            \
     X(dresidual_sum,  C_FP32,       IN_MLP_BIAS,  H_LNF_BACKWARD, H_END,          true)
 // clang-format on
 

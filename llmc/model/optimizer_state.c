@@ -35,32 +35,45 @@ typedef struct {
 #define OF_ALL(rule, m, v) {{rule, m, v}, {rule, m, v}, {rule, m, v}, {rule, m, v}}
 #define ADAMW(kept)        {RULE_ADAMW, kept, kept}
 // Vectors do not decay.
-#define RATES(beta1, beta2, eps) \
-    {{1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 1}, {1, beta1, beta2, eps, 0}}
-// Warm-up: 700 steps as in llm.c's runs with AdamW; Muon's updates have one size from the first step on, nanochat warms
-// up over 40.
+#define DECAYS(beta1, beta2, eps) {1, beta1, beta2, eps, 1}
+#define RATES(beta1, beta2, eps)                                              \
+    {DECAYS(beta1, beta2, eps), DECAYS(beta1, beta2, eps), DECAYS(beta1, beta2, eps), \
+     {1, beta1, beta2, eps, 0}}
+#define FACTORED {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}
+// Warm-up: 700 steps as in llm.c's runs with AdamW; Muon's updates have one size from the first
+// step on, nanochat warms up over 40.
 static const OptimizerSpec TABLE[OPTIMIZER_COUNT] = {
-    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4, 700,   OF_ALL(RULE_ADAMW, KEPT_FP32, KEPT_FP32), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW]       = {"adamw",       true,  false, 6e-4, 700,
+                               OF_ALL(RULE_ADAMW, KEPT_FP32, KEPT_FP32), RATES(0.9, 0.95, 1e-8)},
     [OPTIMIZER_ADAMW_8BIT]  = {"adamw8bit",   true,  false, 6e-4, 700,
-                               {ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_FP32)},      RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4, 700,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4, 700,   OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4, 700, OF_ALL(RULE_LION, KEPT_FP32, KEPT_NOT),   RATES(0.9, 0.95, 1e-8)},
+                               {ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT), ADAMW(KEPT_8BIT),
+                                ADAMW(KEPT_FP32)}, RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_BF16]  = {"adamw-bf16",  false, false, 6e-4, 700,
+                               OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_ADAMW_KAHAN] = {"adamw-kahan", false, true,  6e-4, 700,
+                               OF_ALL(RULE_ADAMW, KEPT_BF16, KEPT_BF16), RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_LION]        = {"lion",        true,  false, 1.2e-4, 700,
+                               OF_ALL(RULE_LION, KEPT_FP32, KEPT_NOT), RATES(0.9, 0.95, 1e-8)},
     [OPTIMIZER_ADAFACTOR]   = {"adafactor",   true,  false, 1.5e-4, 700,
-                               {{RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED},
-                                {RULE_ADAFACTOR, KEPT_NOT, KEPT_FACTORED}, {RULE_ADAFACTOR, KEPT_NOT, KEPT_FP32}}, RATES(0.9, 0.95, 1e-8)},
-    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3, 700,   OF_ALL(RULE_SGD, KEPT_FP32, KEPT_NOT),    RATES(0.9, 0.95, 1e-8)},
+                               {FACTORED, FACTORED, FACTORED,
+                                {RULE_ADAFACTOR, KEPT_NOT, KEPT_FP32}}, RATES(0.9, 0.95, 1e-8)},
+    [OPTIMIZER_SGD]         = {"sgd",         true,  false, 4e-3, 700,
+                               OF_ALL(RULE_SGD, KEPT_FP32, KEPT_NOT), RATES(0.9, 0.95, 1e-8)},
     [OPTIMIZER_MUON]        = {"muon",        true,  false, 1.2e-3, 40,
-                               {ADAMW(KEPT_FP32), ADAMW(KEPT_FP32), {RULE_DIRECTION, KEPT_FP32, KEPT_NOT}, ADAMW(KEPT_FP32)},
+                               {ADAMW(KEPT_FP32), ADAMW(KEPT_FP32),
+                                {RULE_DIRECTION, KEPT_FP32, KEPT_NOT}, ADAMW(KEPT_FP32)},
                                RATES(0.9, 0.95, 1e-8)},
 };
 #undef OF_ALL
 #undef ADAMW
 #undef RATES
+#undef DECAYS
+#undef FACTORED
 
-// What the formulas of ops.h read.
+// The settings that the formulas of ops.h read.
 static const bool READS[RULE_COUNT][SETTING_COUNT] = {
-    [RULE_ADAMW]     = {[SETTING_BETA1] = true, [SETTING_BETA2] = true, [SETTING_EPS] = true, [SETTING_DECAY] = true},
+    [RULE_ADAMW]     = {[SETTING_BETA1] = true, [SETTING_BETA2] = true, [SETTING_EPS] = true,
+                        [SETTING_DECAY] = true},
     [RULE_LION]      = {[SETTING_BETA1] = true, [SETTING_BETA2] = true, [SETTING_DECAY] = true},
     [RULE_SGD]       = {[SETTING_MOMENTUM] = true, [SETTING_DECAY] = true},
     [RULE_ADAFACTOR] = {[SETTING_DECAY] = true},
@@ -71,15 +84,16 @@ static const struct {
     const char *name, *prefix;
     size_t field;
 } SLOTS[NUM_STATE_SLOTS] = {
-    [SLOT_MASTER]  = {"master",  NULL,              offsetof(UpdateTensor, master)}, // stored in model.safetensors
-    [SLOT_COMPENSATION]    = {"compensation",    "weight_error.",   offsetof(UpdateTensor, compensation)},
-    [SLOT_M]       = {"m",       "exp_avg.",        offsetof(UpdateTensor, m)},
-    [SLOT_V]       = {"v",       "exp_avg_sq.",     offsetof(UpdateTensor, v)},
-    [SLOT_M_SCALE] = {"m_scale", "exp_avg_scale.",  offsetof(UpdateTensor, m_scale)},
-    [SLOT_V_SCALE] = {"v_scale", "exp_avg_sq_scale.", offsetof(UpdateTensor, v_scale)},
-    [SLOT_ROW]     = {"row",     "exp_avg_sq_row.", offsetof(UpdateTensor, row)},
-    [SLOT_COL]     = {"col",     "exp_avg_sq_col.", offsetof(UpdateTensor, col)},
-    [SLOT_RMS]     = {"rms",     NULL,              offsetof(UpdateTensor, rms)},
+    // The master weights are stored in model.safetensors.
+    [SLOT_MASTER]        = {"master",       NULL,                offsetof(UpdateTensor, master)},
+    [SLOT_COMPENSATION]  = {"compensation", "weight_error.",     offsetof(UpdateTensor, compensation)},
+    [SLOT_M]             = {"m",            "exp_avg.",          offsetof(UpdateTensor, m)},
+    [SLOT_V]             = {"v",            "exp_avg_sq.",       offsetof(UpdateTensor, v)},
+    [SLOT_M_SCALE]       = {"m_scale",      "exp_avg_scale.",    offsetof(UpdateTensor, m_scale)},
+    [SLOT_V_SCALE]       = {"v_scale",      "exp_avg_sq_scale.", offsetof(UpdateTensor, v_scale)},
+    [SLOT_ROW]           = {"row",          "exp_avg_sq_row.",   offsetof(UpdateTensor, row)},
+    [SLOT_COL]           = {"col",          "exp_avg_sq_col.",   offsetof(UpdateTensor, col)},
+    [SLOT_RMS]           = {"rms",          NULL,                offsetof(UpdateTensor, rms)},
 };
 // clang-format on
 

@@ -45,7 +45,7 @@ typedef enum {
 } Setting;
 bool optimizer_reads(OptimizerKind kind, ParameterGroup group, Setting setting);
 
-// What a group of parameters is updated with, by rules that read it.
+// The settings of a group of parameters; a rule reads some of them.
 typedef struct {
     double rate; // learning rate over that of the step, also of the decay; above 0
     double beta1, beta2, eps;

@@ -51,8 +51,8 @@ static const unsigned PLAN_FORMS[] = {PLAN_TEXT, PLAN_JSON, PLAN_SIZES, PLAN_D_F
 
 // To the compiler, enums are unsigned.
 #define TYPE_OF(value)                                                                             \
-    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE, char * : OPTION_STRING,          \
-             unsigned : OPTION_WORD)
+    _Generic(value, int : OPTION_INT, int64_t : OPTION_INT64, double : OPTION_DOUBLE,              \
+             char * : OPTION_STRING, unsigned : OPTION_WORD)
 #define OPTION(group, long_name, short_name, type, field, ...)                                     \
     {group,      long_name, short_name, TYPE_OF((type){0}), .offset = offsetof(Options, field),    \
      __VA_ARGS__},

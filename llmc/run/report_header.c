@@ -202,7 +202,8 @@ static void schedule_warning(const ReportFacts *r) {
                      last, last == 0 ? ", and changes no weight" : "");
 }
 
-// What a group is updated with that the matrices are not; vectors usually have no weight decay.
+// Logs the settings of a group that differ from the matrices'; vectors usually have no weight
+// decay.
 static void group_lines(const ReportFacts *r) {
     const RunSetup *s = r->setup;
     const OptimizerKind kind = model_options(r->model)->optimizer;

@@ -363,7 +363,7 @@ static bool choose_tokenizer(RunSetup *s, Error *err) {
     return true;
 }
 
-// What the directory of the weights has besides.
+// Reads the other files of the weights' directory.
 static bool choose_extras(RunSetup *s, Error *err) {
     const char *weights = run_setup_weights(s);
     struct stat st;

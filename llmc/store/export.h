@@ -14,8 +14,8 @@ ExportType export_type_of(const char *name);   // of these, or "f32", "f16"; EXP
 
 // The dtype of the model is that of the type. Without a tokenizer none is written.
 bool export_model(const char *path, const HuggingFaceModel *model, ExportType type, Error *err);
-// What an export to this path leaves out of the model, or lacks for its readers: lines, malloced,
-// "" if there is none.
+// Lists what an export to this path leaves out of the model, or lacks for its readers: lines,
+// malloced, "" if there is none.
 char *export_warnings(const char *path, const HuggingFaceModel *model);
 bool export_is_directory(const char *path); // by its name
 // Checks before training whether this can be written.

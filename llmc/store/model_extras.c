@@ -211,7 +211,7 @@ static void put_value(FILE *out, const cJSON *item) {
     cJSON_free(text);
 }
 
-// As cJSON has it: every control character is space.
+// Skips space as cJSON does: every control character is space.
 static const char *after_space(const char *text) {
     while (*text && (unsigned char)*text <= ' ') text++;
     return text;

@@ -114,7 +114,7 @@ static const TrainerField file_fields[] = {
 // -------------------------------------------------------------------------------------------------
 // writing
 
-// Not inlined: gcc would see that a FileFacts is too small for the window that none of its fields
+// noinline: gcc would see that a FileFacts is too small for the window that none of its fields
 // is.
 __attribute__((noinline)) static void print_fields(FILE *out, const TrainerField *fields, int count,
                                                    const char *separator, const void *object) {

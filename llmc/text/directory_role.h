@@ -1,5 +1,5 @@
-// What a directory is by the files in it: a model's, or a corpus's. A tool that writes a tokenizer
-// or a corpus must not replace the files that belong to another, whoever wrote them.
+// The role of a directory by the files in it: a model's, or a corpus's. A tool that writes a
+// tokenizer or a corpus must not replace files that belong to another, whoever wrote them.
 #pragma once
 #include "llmc/base/error.h"
 

@@ -55,7 +55,7 @@ typedef struct {
 // tokens
 
 // The text of one token: its bytes or, without a tokenizer, its number and a space, in `number`.
-// Not terminated.
+// It is not terminated.
 enum { TOKEN_NUMBER = 16 };
 static const char *token_text(const Tokenizer *tokenizer, int32_t token, char number[TOKEN_NUMBER],
                               int64_t *bytes) {
