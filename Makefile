@@ -452,6 +452,7 @@ lint: ## compiler warnings, clang-format, clang-tidy, Python syntax
 	scripts/install_deps.sh build lint
 	$(SUBMAKE) all test-programs $(if $(NVCC),$(SIM_FORMS)/forms.cpp)
 	clang-format --dry-run -Werror $(SOURCES)
+	$(PYTHON) dev/house.py --check
 	@printf '%s\n' $(TIDIED) | xargs -P$(shell nproc) -I{} clang-tidy --quiet {} -- -x c $(TIDY_FLAGS)
 	find scripts data dev test -name '*.py' -print0 | \
 		xargs -0 $(PYTHON) -c 'import ast, sys; [ast.parse(open(f).read(), f) for f in sys.argv[1:]]'

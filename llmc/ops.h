@@ -295,8 +295,7 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
 int64_t ops_head_chunk_rows(OpsShape shape);
 
 // in (N,C), wte (Vp,C) (the tied head), targets (N) i32, losses (N) fp32 in nats:
-//   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].   Columns V..Vp-1 are
-//   ignored.
+//   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].  Columns V..Vp-1 are ignored.
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                        int64_t V);
 
@@ -312,8 +311,9 @@ static inline LossScale loss_scale_make(float factor, Tensor control) {
 }
 
 // The same losses, and in the same pass over each chunk the gradients of  scale * sum_n losses[n]:
-//   dlogits = scale * (softmax(logits) - onehot(target)) overwrites the logits; 0 in columns
-//   V..Vp-1. din (N,C) = dlogits @ wte;  dwte (Vp,C) = or += dlogits^T @ in.
+//   dlogits = scale * (softmax(logits) - onehot(target)) overwrites the logits;
+//             0 in columns V..Vp-1.
+//   din (N,C) = dlogits @ wte;  dwte (Vp,C) = or += dlogits^T @ in.
 void head_loss_backward(Tensor losses, Tensor din, Gradient dwte, Tensor logits, Tensor in,
                         Tensor wte, Tensor targets, int64_t V, LossScale scale);
 
@@ -401,9 +401,11 @@ typedef struct {
 // control.updates, and w the master, or weight + compensation, or the weight:
 //   AdamW      m = b1 m + (1-b1) g;  v = b2 v + (1-b2) g^2
 //              w -= lr * (rate * m / (1-b1^t) / (sqrt(v / (1-b2^t)) + eps) + weight_decay w)
-//   Lion       w -= lr * (rate * sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;  m = b2 m +
-//   (1-b2) g SGD        m = momentum m + g;  w -= lr * (rate * m + weight_decay w) Adafactor  u = g
-//   / sqrt(row_i col_j / mean(row)), for a vector g / sqrt(v); after adafactor_statistics
+//   Lion       w -= lr * (rate * sign(b1 m + (1-b1) g) + weight_decay w), sign(0) = 0;
+//              m = b2 m + (1-b2) g
+//   SGD        m = momentum m + g;  w -= lr * (rate * m + weight_decay w)
+//   Adafactor  u = g / sqrt(row_i col_j / mean(row)), for a vector g / sqrt(v);
+//              after adafactor_statistics
 //              w -= lr * (rate * u / max(1, rms) + weight_decay w)
 //   Direction  w -= lr * (rate * grad + weight_decay w), with grad as it is, without grad_factor
 // Then the master is rounded to the weight. With `compensation`, weight = w rounded to nearest and
@@ -416,9 +418,9 @@ void optimizer_update(UpdateList *list, int first, int count, UpdateParams param
 
 // Called before optimizer_update. Updates the tensors of RULE_ADAFACTOR, which must be whole, and
 // no others. With g2 = g^2 + 1e-30 and b = 1 - control.updates^-0.8:
-//   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;  for a vector v = b v +
-//   (1-b) g2 rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are not
-//   padding.
+//   row_i = b row_i + (1-b) mean_j g2;  col_j = b col_j + (1-b) mean_i g2;
+//   for a vector v = b v + (1-b) g2
+//   rms = sqrt(mean(u^2)) with the u of optimizer_update, over the elements that are not padding.
 // Padding rows count in both mean_i and mean(row), so u is the same as without them, and 0 in them.
 // Nothing is written when control.skip is set.
 void adafactor_statistics(UpdateList *list, Tensor control);
@@ -484,7 +486,8 @@ void tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y);
 // n <= STACK_MAX tensors as a stack (n,...) of a compute dtype, and back, in one launch. Each in[i]
 // and out[i] has the elements of one entry of the stack; they all are fp32 or of its dtype.
 //   stack_i = in[i] / max(sqrt(sumsq[i]), sqrt(elements) STACK_RMS_MIN): matrices divided by their
-//   Frobenius norms, so that their scale does not count. sumsq (n) fp32 out[i] = factors[i] stack_i
+//             Frobenius norms, so that their scale does not count. sumsq (n) fp32
+//   out[i] = factors[i] stack_i
 enum { STACK_MAX = 16 };
 // 2^-60: the square of 2^-63 is the smallest normal fp32 number, and smaller ones may count as 0 in
 // sumsq. A norm that lacks them is too small, and Newton-Schulz diverges where the norm is

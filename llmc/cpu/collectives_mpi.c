@@ -67,6 +67,7 @@ static int *mpi_begin(const Range *parts, int request) {
     REQUIRE(*mpi.name, "a collective before device_comm_start");
     REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS, "request %d", request);
     REQUIRE(!mpi_requests[request].in_flight, "request %d is in flight", request);
+
     int *counts = mpi_requests[request].counts;
     if (!counts)
         counts = mpi_requests[request].counts = calloc((size_t)mpi.size * 4, sizeof *counts);
@@ -79,6 +80,7 @@ static int *mpi_begin(const Range *parts, int request) {
         counts[r] = (int)(bytes / 4);
         counts[mpi.size + r] = (int)(begin / 4);
     }
+
     mpi_requests[request].in_flight = true;
     mpi_requests[request].done = false;
     if (mpi_used <= request) mpi_used = request + 1;

@@ -256,6 +256,7 @@ void backend_tensor_statistics(Tensor stats, Tensor t, DType format) {
         if (begin < end)
             WITH_DTYPE(E, t.dtype, count_span(&parts[p], t.data, begin, end, limits, E));
     }
+
     TensorStats *sum = stats.data;
     for (int p = 0; p < PARTS; p++) {
         sum->count += parts[p].count;

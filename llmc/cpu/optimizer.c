@@ -414,6 +414,7 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
         if (tensors[i].rule == RULE_DIRECTION) numel = tensor_numel(tensors[i].weight);
         parts_add(parts, i, numel);
     }
+
     const StepControl *decided = control.data;
     if (decided->skip != SKIP_NONE) return;
     const Step step = step_begin(&params, decided);

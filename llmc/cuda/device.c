@@ -106,6 +106,7 @@ static bool inspect_gpu(GpuAttributes *gpu, int *arch, Error *err) {
     gpu->clock_khz = attribute(cudaDevAttrClockRate);
     gpu->memory_clock_khz = attribute(cudaDevAttrMemoryClockRate);
     gpu->memory_bus_bits = attribute(cudaDevAttrGlobalMemoryBusWidth);
+
     if (capability < OLDEST_CAPABILITY)
         return error_set(err, "%s (sm_%d) is too old: sm_%d or newer is needed; " OTHER_TRAINER,
                          gpu->name, capability, OLDEST_CAPABILITY);

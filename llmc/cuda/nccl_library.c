@@ -21,6 +21,7 @@ static bool load_nccl(Error *err) {
 #define FUNCTION(name) {#name, &nccl.name},
     static const LibraryFunction functions[] = {NCCL_FUNCTIONS(FUNCTION)};
 #undef FUNCTION
+
     const char *file;
     int code = 0;
     void *handle = library_find("NCCL_LIBRARY", "libnccl.so.2", &file);
@@ -30,9 +31,11 @@ static bool load_nccl(Error *err) {
                          "or set NCCL_LIBRARY "
                          "to its file",
                          dlerror(), CUDART_VERSION / 1000);
+
     if (!library_functions(handle, file, functions, 1, err) ||
         nccl.ncclGetVersion(&code) != ncclSuccess)
         return error_set(err, "%s is no NCCL", file);
+
     snprintf(version_text, sizeof version_text, "%d.%d.%d", code / 10000, code / 100 % 100,
              code % 100);
     if (code < OLDEST_VERSION)

@@ -72,8 +72,9 @@ enum { NEVER = -1 };
     X(dqkv,      BTQKV, IN_ALL,       NEVER,     NEVER,     B_ATT,     B_QKV,    0)                \
     X(dln1,      BTC,   IN_ALL,       NEVER,     NEVER,     B_QKV,     B_LN1,    0)
 
-// THE list of the tensors of the whole model that live within a micro-step: name, shape, which models have it, first and
-// last tick of the head, and whether only training has it. Without training the head's forward pass is the end.
+// THE list of the tensors of the whole model that live within a micro-step: name, shape, which
+// models have it, first and last tick of the head, and whether only training has it. Without
+// training the head's forward pass is the end.
 #define MODEL_ACTIVATIONS(X)                                                                       \
     X(inputs,         BT_I32,       IN_ALL,       H_BEGIN,        H_END,          false)           \
     X(targets,        BT_I32,       IN_ALL,       H_BEGIN,        H_HEAD,         false)           \

@@ -14,14 +14,13 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens);
 // Bytes that everything else in a step moves to and from memory, when each kernel reads and writes
 // its tensors once:
 //   a token      ((12 L + 8) C + 2 Vp) elements of the compute dtype: embedding 2 C forward and C
-//   backward, layernorm
-//                2 C forward and 4 C backward, twice a block, the final one 2 C and 3 C; the logits
-//                once read and once written; GELU and residual additions are part of their matmuls.
-//                recompute_elements_per_token counts recomputation besides matmuls, op_table.def
-//                the quantisation of --fp8
+//                backward, layernorm 2 C forward and 4 C backward, twice a block, the final one 2 C
+//                and 3 C; the logits once read and once written; GELU and residual additions are
+//                part of their matmuls. recompute_elements_per_token counts recomputation besides
+//                matmuls, op_table.def the quantisation of --fp8
 //   a micro-step gradients that are added to the compute dtype, by op_table.def
 //   a step       the norm of the gradient and the update, for the tensors of optimizer_state(), by
-//   op_table.def
+//                op_table.def
 double plan_step_bytes(const ModelOptions *model, int64_t tokens);
 
 typedef struct {

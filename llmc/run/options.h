@@ -63,11 +63,14 @@ DeviceOptions options_device(const Options *options);
 //   PRETRAIN_PROGRESS       1, 0: the progress bar wherever stdout goes, or nowhere
 //   PRETRAIN_COMM_OVERLAP   0: wait for each exchange between processes at once
 //   PRETRAIN_COMM_TIMEOUT   seconds without progress of a process after which the run ends, 600
-//   (llmc/comm/watch.h) PRETRAIN_EARLY_LAUNCH   0: no kernel is set up before the one before it has
-//   ended (sm_90 and later) PRETRAIN_GRAPHS         0: kernels of a micro-step are launched one by
-//   one, not by a recorded CUDA graph PRETRAIN_NUMA           0: processes are not bound to
-//   processors (placement.h) PRETRAIN_TUNE           0: matmul algorithms and attention are those
-//   that the libraries prefer, not measured
+//                           (llmc/comm/watch.h)
+//   PRETRAIN_EARLY_LAUNCH   0: no kernel is set up before the one before it has ended (sm_90 and
+//                           later)
+//   PRETRAIN_GRAPHS         0: kernels of a micro-step are launched one by one, not by a recorded
+//                           CUDA graph
+//   PRETRAIN_NUMA           0: processes are not bound to processors (placement.h)
+//   PRETRAIN_TUNE           0: matmul algorithms and attention are those that the libraries prefer,
+//                           not measured
 int options_environment(const char *name);
 
 // Does a run measure the speed of its device (llmc/speed.h) at the start? PRETRAIN_SPEED=off saves

@@ -4,8 +4,8 @@
 // that first touches it. /sys describes the machine.
 //
 //   A process with a GPU takes the processors that PCI connects the GPU to. Several processes with
-//   the same processors divide them by cores, in the order of ranks. Several processes on the CPU
-//   take the NUMA nodes in turn. One alone keeps all it has.
+//   the same processors divide them by cores, in the order of ranks.
+//   Several processes on the CPU take the NUMA nodes in turn. One alone keeps all it has.
 //
 // Nothing is ever added to the processors that the process may use already (taskset, control
 // groups, Slurm).

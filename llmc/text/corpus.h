@@ -1,8 +1,8 @@
 // A corpus: its files, and their conversion to a vocabulary of its own and to shards, manifest and
 // tokenizer under their final names. This is everything data/prepare and data/train_tokenizer do
 // between their options and their summary.
-//   inputs -> documents in blocks -> corpus_pipeline: tokens -> corpus_shards; content judges the
-//   files; corpus_output has the directory, corpus_manifest its description
+//   inputs -> documents in blocks -> corpus_pipeline: tokens -> corpus_shards;
+//   content judges the files; corpus_output has the directory, corpus_manifest its description
 // corpus.c combines them. Nothing here prints.
 #pragma once
 #include "llmc/text/corpus_options.h"

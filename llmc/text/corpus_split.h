@@ -3,8 +3,8 @@
 // The side of a document's text depends only on the document, so a growing corpus moves none of its
 // older documents from one side to the other:
 //   up to SHORT_DOCUMENT bytes: to validation as a whole if the hash of its bytes falls below
-//   val_fraction (equal documents stay together); longer: the last part, a share of val_fraction,
-//   goes to validation, cut where a line ends
+//     val_fraction (equal documents stay together);
+//   longer: the last part, a share of val_fraction, goes to validation, cut where a line ends
 // A corpus of few, short documents is cut everywhere (cut_all), because chance may leave one side
 // without any.
 #pragma once

@@ -6,8 +6,7 @@
 
 // Opens the first of these that exists:
 //   given (--tokenizer): a path, which must open; "bytes": the built-in one; "none": none is looked
-//   for, so that
-//     weights can be trained whose tokenizer is of a kind that cannot be read
+//     for, so that weights can be trained whose tokenizer is of a kind that cannot be read
 //   the directory of the weights: tokenizer.json, vocab.json or encoder.json
 //   the directory of the shards, the same (data/prepare writes tokenizer.json next to them)
 //   bytes if V is 257

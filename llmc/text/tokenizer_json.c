@@ -338,8 +338,8 @@ static bool read_normalizer(Tokenizer *t, const cJSON *root, Error *err) {
 }
 
 // ByteLevel adds no token. A TemplateProcessing may put one special token before the text ("A"):
-//   "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}}, {"Sequence": {"id":
-//   "A", "type_id": 0}}]
+//   "single": [{"SpecialToken": {"id": "<|begin_of_text|>", "type_id": 0}},
+//              {"Sequence": {"id": "A", "type_id": 0}}]
 static bool read_post_step(Tokenizer *t, const cJSON *step, const char *where, Error *err) {
     const cJSON *type, *single, *token;
     const char *text;

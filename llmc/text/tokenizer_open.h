@@ -5,8 +5,9 @@
 // path is one of
 //   a Hugging Face tokenizer.json, or a directory that holds one
 //   a directory that holds vocab.json + merges.txt (or OpenAI's encoder.json + vocab.bpe), or that
-//   vocab.json itself a tiktoken rank file (lines of base64 and rank, such as gpt2.tiktoken,
-//   r50k_base.tiktoken) llm.c's gpt2_tokenizer.bin
+//     vocab.json itself
+//   a tiktoken rank file (lines of base64 and rank, such as gpt2.tiktoken, r50k_base.tiktoken)
+//   llm.c's gpt2_tokenizer.bin
 // Every file is treated as hostile. Anything that would give other tokens than its own library does
 // (another pattern, a normalizer, a model that is not BPE, dropout) is refused with the field
 // named, as are numbers without a token and bytes without one.

@@ -15,6 +15,7 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
         ok = error_set(err, "\"%s\" is both token %d and token %d", END_OF_TEXT, same, t->eot);
     if (ok) ok = vocabulary_finish(t, err);
     t->whole_pieces = t->by_rank = true;
+
     // All merges: any two tokens that together make a token, lowest first.
     for (int32_t token = 0; ok && token < t->count; token++) {
         const Token *k = &t->tokens[token];
@@ -25,6 +26,7 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
             if (right >= 0) ok = vocabulary_merge(t, left, right, (uint32_t)token, err);
         }
     }
+
     if (ok) return t;
     error_prefix(err, "%s", path);
     tokenizer_free(t);

@@ -2,15 +2,15 @@
 // the format of llm.c's HellaSwag: 256 int32 (20240522, 1, number of examples, bytes of the longest
 // example), then uint16 records:
 //
-//   65535, bytes of the record, index, label, number of completions K, n, context (n tokens), then
-//   K x (n, tokens)
+//   65535, bytes of the record, index, label, number of completions K, n, context (n tokens),
+//   then K x (n, tokens)
 //
 // Records may have 2 to 16 completions. Zellers et al., "HellaSwag", 2019. The scores are the usual
 // ones:
 //
 //   accuracy             the completion with the smallest sum of losses is the label
 //   normalised accuracy  the one with the smallest mean loss a token (what llm.c and its table
-//   report)
+//                        report)
 //
 // Among equal ones the first is chosen. Files are treated as hostile: every record is checked when
 // the file is opened, tokens against the vocabulary of the model.

@@ -73,8 +73,7 @@ enum { PIECES = 2 }; // in flight, each in its turn and with its half of the exc
 // is waited for at once; and the weights of a unit, by unit. The way of a piece in its turn:
 //   after_backward       all_to_all PIECE: my range from all processes, into the half of the buffer
 //   finish_piece         wait for PIECE; add in the order of the tree. Undivided: wait for the SUM
-//   that
-//                        had this turn before, then all_gather SUM: my sums to all processes
+//                        that had this turn before, then all_gather SUM: my sums to all processes
 //   data_parallel_end    wait for the last SUM of each turn
 enum {
     REQUEST_PIECE,

@@ -4,8 +4,8 @@
 // other. The gradients of the groups are added by a fixed binary tree: neighbours first, then
 // neighbouring sums, and so on; a sum without a neighbour goes up unchanged.
 //
-//   6 groups    ((0 + 1) + (2 + 3)) + (4 + 5)      3 processes compute 0 1 | 2 3 | 4 5 and add the
-//   inner sums
+//   6 groups    ((0 + 1) + (2 + 3)) + (4 + 5)
+//               3 processes compute 0 1 | 2 3 | 4 5 and add the inner sums
 //
 // So the bits depend on the number of groups, not on the number of processes. Each process has
 // groups / processes groups, a power of two unless it is alone, so that its sum is a node of the

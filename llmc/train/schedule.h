@@ -27,9 +27,8 @@ const char *schedule_name(ScheduleKind kind); // as -k takes it: "cosine", ...
 //   cosine     max * (f + (1 - f) (1 + cos(pi p)) / 2)       Loshchilov, Hutter, "SGDR", 2016
 //   linear     max * (f + (1 - f) (1 - p))
 //   constant   max
-//   wsd        max, then over the last 20% of all steps down with 1 - sqrt to f   (Haegele et al.,
-//   2024) trapezoid  max, then over the last 65% of all steps down linearly to f        (nanochat,
-//   2026)
+//   wsd        max, then over the last 20% of steps down with 1 - sqrt to f  (Haegele et al., 2024)
+//   trapezoid  max, then over the last 65% of steps down linearly to f       (nanochat, 2026)
 // The last step has max * f to the last bit (constant: max), unless the warm-up still covers it. s
 // >= total gives the lr of the last step, s < 0 the lr of the first.
 double schedule_lr(const Schedule *schedule, int64_t step);

@@ -3,14 +3,16 @@
 //
 //   FAULT_COUNTS=FILE    a file of `struct Shared`, kept up to date also when the program is killed
 //   FAULT_CLASS=read     one of class_names; FAULT_AT=N: its N-th call fails, with FAULT_ON=1 also
-//   all that follow FAULT_ERROR=28       the errno that it fails with; 0: it does only half of what
-//   it was asked for (read, write) FAULT_SIGNAL=15      it does not fail, but the signal comes to
-//   the process just before it FAULT_ABOVE=BYTES    every allocation of more bytes fails
+//                        all that follow
+//   FAULT_ERROR=28       the errno that it fails with; 0: it does only half of what it was asked
+//                        for (read, write)
+//   FAULT_SIGNAL=15      it does not fail, but the signal comes to the process just before it
+//   FAULT_ABOVE=BYTES    every allocation of more bytes fails
 //   FAULT_NO_EXCHANGE=1  two names cannot be exchanged, as on NFS
 //   FAULT_UNDER=DIR      counts only calls on files below this directory
 //   TRACE=FILE           records those of them that change something
 //   FAULT_CLOCK=N        the monotonic clock is N times as fast: the trainer measures the machine
-//   for a shorter time
+//                        for a shorter time
 //
 // System calls are caught by a seccomp filter, which turns them into SIGSYS unless they come from
 // raw_call below: so the calls that the C library makes inside fopen, fwrite, readdir or glob fail

@@ -2,8 +2,9 @@
 // simulator by.
 //     faults NAME wrong|right
 // runs one of them; a result that is not what it should be prints "wrong result" and ends with
-// status 1. Built by nvcc for sm_90 and run in every mode of the simulator. WRONG is known to the
-// compiler, so the right twin holds nothing of the mistake.
+// status 1.
+// Built by nvcc for sm_90 and run in every mode of the simulator. WRONG is known to the compiler,
+// so the right twin holds nothing of the mistake.
 #include "dev/sim/sim_control.h"
 #include "llmc/cuda/intrinsics.cuh"
 #include <stdio.h>

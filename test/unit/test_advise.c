@@ -23,34 +23,27 @@ static const struct {
     double share;
 } by_hand[] = {
     // 1. qkv of 124M, 65536 rows, forward: 256 x 18 = 4608 tiles.
-    //    4608 = 42 x 108 + 72: 43 waves, 4608 / 4644.              4608 = 34 x 132 + 120: 35 waves,
-    //    4608 / 4620.
+    //    4608 = 42 x 108 + 72: 43 waves, 4608 / 4644.  4608 = 34 x 132 + 120: 35 waves, 4608 / 4620
     {"A100 80GB", {65536, 2304, 768, false}, 256, 128, 1, 4608, 43, 72, 4608.0 / 4644},
     {"H100 SXM", {65536, 2304, 768, false}, 256, 128, 1, 4608, 35, 120, 4608.0 / 4620},
     // 2. attproj of 124M, forward: 256 x 6 = 1536 tiles. 128 x 128 has 3072, which fill 29 waves of
-    // 108 to 98%, and 24
-    // of
-    //    132 to 97%, but at 0.95 of the rate that is less.
-    //    1536 = 14 x 108 + 24: 15 waves, 1536 / 1620.              1536 = 11 x 132 + 84: 12 waves,
-    //    1536 / 1584.
+    //    108 to 98%, and 24 of 132 to 97%, but at 0.95 of the rate that is less.
+    //    1536 = 14 x 108 + 24: 15 waves, 1536 / 1620.  1536 = 11 x 132 + 84: 12 waves, 1536 / 1584.
     {"A100 80GB", {65536, 768, 768, false}, 256, 128, 1, 1536, 15, 24, 1536.0 / 1620},
     {"H100 SXM", {65536, 768, 768, false}, 256, 128, 1, 1536, 12, 84, 1536.0 / 1584},
     // 3. its weight gradient: 3 x 6 = 18 tiles, K = 65536 in parts.
-    //    6 parts are 108 tiles, one full wave.                     7 parts are 126 of 132; 8 would
-    //    be 144, two waves.
+    //    6 parts are 108 tiles, one full wave.   7 parts are 126 of 132; 8 would be 144, two waves.
     {"A100 80GB", {768, 768, 65536, true}, 256, 128, 6, 18, 1, 108, 1},
     {"H100 SXM", {768, 768, 65536, true}, 256, 128, 7, 18, 1, 126, 126.0 / 132},
     // 4. attproj for 1024 rows: K = 768 is too short for parts of 512. One wave whatever the tile,
-    // so the smallest that
-    //    stays below it: 8 x 12 = 96 of 128 x 64 at 0.8 (256 x 128: 24, 128 x 128: 48; 64 x 64:
-    //    192, two waves at 0.6).
+    //    so the smallest that stays below it: 8 x 12 = 96 of 128 x 64 at 0.8 (256 x 128: 24,
+    //    128 x 128: 48; 64 x 64: 192, two waves at 0.6).
     {"A100 80GB", {1024, 768, 768, false}, 128, 64, 1, 96, 1, 96, 0.8 * 96 / 108},
     {"H100 SXM", {1024, 768, 768, false}, 128, 64, 1, 96, 1, 96, 0.8 * 96 / 132},
-    // 5. C = 1600 for 4096 rows: 12.5 tiles of 128 columns are 13, so 16 x 13 = 208 tiles, 1600 /
-    // 1664 of them filled.
-    //    208 = 108 + 100: 2 waves, 208 / 216.                      3 parts: 624 = 4 x 132 + 96: 5
-    //    waves, 624 / 660;
-    //                                                              without: 208 of 2 x 132, 79%.
+    // 5. C = 1600 for 4096 rows: 12.5 tiles of 128 columns are 13, so 16 x 13 = 208 tiles,
+    //    1600 / 1664 of them filled.
+    //    208 = 108 + 100: 2 waves, 208 / 216.      3 parts: 624 = 4 x 132 + 96: 5 waves, 624 / 660;
+    //                                              without: 208 of 2 x 132, 79%.
     {"A100 80GB", {4096, 1600, 1600, false}, 256, 128, 1, 208, 2, 100, 1600.0 / 1664 * 208 / 216},
     {"H100 SXM", {4096, 1600, 1600, false}, 256, 128, 3, 208, 5, 96, 1600.0 / 1664 * 624 / 660},
 };

@@ -1,8 +1,8 @@
 // Messages over TCP: processes of one machine, in any order, with strangers and lost processes
 // between them.
 //
-//     test_comm_tcp RANK SIZE HOST PORT     is one process of a run, for
-//     test/tools/test_rendezvous.py
+//     test_comm_tcp RANK SIZE HOST PORT
+// is one process of a run, for test/tools/test_rendezvous.py
 #include "llmc/comm/channel_tcp.h"
 #include "test/fixture.h"
 
