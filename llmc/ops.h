@@ -295,7 +295,7 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
 int64_t ops_head_chunk_rows(OpsShape shape);
 
 // in (N,C), wte (Vp,C) (the tied head), targets (N) i32, losses (N) fp32 in nats:
-//   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]].  Columns V..Vp-1 are ignored.
+//   losses[n] = log sum_{v<V} exp(logits[n,v]) - logits[n,targets[n]]. Columns V..Vp-1 are ignored.
 void head_loss_forward(Tensor losses, Tensor logits, Tensor in, Tensor wte, Tensor targets,
                        int64_t V);
 
