@@ -372,7 +372,7 @@ static bool read_input_line(char **line, int64_t *n, Error *err) {
             return error_set(err, "stdin: cannot be read: %s", strerror(errno));
         if (got <= 0 && *n == 0) break; // EIO: the terminal was closed
 
-        if ((*n & (*n - 1)) == 0) {     // full at every power of two
+        if ((*n & (*n - 1)) == 0) { // full at every power of two
             *line = realloc(*line, 2 * (size_t)*n + 2);
             REQUIRE_MEMORY(*line, "a line of stdin");
         }
