@@ -52,8 +52,7 @@ typedef struct {
     char **argv;
 } Run;
 
-// -------------------------------------------------------------------------------------------------
-// one step
+// ---------------------------------------------------------------------------------------- one step
 
 static void report_all(Run *run);
 static bool report_numerics(Run *run, Error *err);
@@ -134,8 +133,7 @@ static bool report_numerics(Run *run, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the loop
+// ---------------------------------------------------------------------------------------- the loop
 
 static bool evaluate(Run *run, bool last, Error *err);
 static void store_best_loss(Run *run);
@@ -215,8 +213,7 @@ static bool profile_loop(Run *run, Error *err) {
     return profile_report(run->log, directory, run->setup.dtype, run->speed, err);
 }
 
-// -----------------------------------------------------------------------------------------------
-// evaluation and saving
+// --------------------------------------------------------------------------- evaluation and saving
 
 // Validates, and answers the multiple-choice files of -h.
 static bool score(Run *run, Error *err) {
@@ -421,8 +418,7 @@ static bool finish(Run *run, Error *err) {
     return comm_all_ok(is_marked, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// setup
+// ------------------------------------------------------------------------------------------- setup
 
 // Measures before the model is built, so that the memory of the measurement is free again.
 static void measure_speed(Run *run) {
@@ -554,8 +550,7 @@ static void close_run(Run *run) {
     comm_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 // Runs from the options to the end. Returns the exit code, with the reason of a failure in *err.
 static int run_all(Run *run, Error *err) {

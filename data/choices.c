@@ -68,8 +68,7 @@ typedef struct {
     int64_t examples, bad, longest;
 } Choices;
 
-// -------------------------------------------------------------------------------------------------
-// options
+// ----------------------------------------------------------------------------------------- options
 
 static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     *o = (ChoiceOptions){.input = "", .output = "", .tokenizer = ""};
@@ -96,8 +95,7 @@ static bool read_options(ChoiceOptions *o, int argc, char **argv, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// records
+// ----------------------------------------------------------------------------------------- records
 
 static bool put_number(Choices *c, int64_t value, Error *err) {
     if (c->length == sizeof c->record / sizeof *c->record)
@@ -199,8 +197,7 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 static bool read_input(Choices *c, Error *err) {
     const char *path = c->options->input;
@@ -259,8 +256,7 @@ static bool write_output(Choices *c, Error *err) {
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 static int run(Choices *c, Error *err) {
     const char *path = c->options->tokenizer;

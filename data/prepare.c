@@ -64,8 +64,7 @@ static const char HELP[] =
     "validation less than a quarter of its share (a few short documents), every document is cut "
     "instead.\n";
 
-// -------------------------------------------------------------------------------------------------
-// options
+// ----------------------------------------------------------------------------------------- options
 
 typedef struct {
     CorpusTool tool;
@@ -125,8 +124,7 @@ static bool read_options(PrepareOptions *o, int argc, char **argv, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// summary
+// ----------------------------------------------------------------------------------------- summary
 
 static void print_summary(const CorpusOptions *o, const CorpusResult *result, double seconds) {
     const double val_fraction = o->val_fraction;
@@ -165,8 +163,7 @@ static void print_summary(const CorpusOptions *o, const CorpusResult *result, do
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 int main(int argc, char **argv) {
     PrepareOptions options;

@@ -18,8 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// options
+// ----------------------------------------------------------------------------------------- options
 
 QuotedPath tool_path(const char *program) {
     char name[64];
@@ -135,8 +134,7 @@ bool tool_read_options(const char *program, const ToolOption *table, int argc, c
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// corpora
+// ----------------------------------------------------------------------------------------- corpora
 
 enum { MAX_FIELD_BYTES = 255 };
 
@@ -175,8 +173,7 @@ bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// progress
+// ---------------------------------------------------------------------------------------- progress
 
 CorpusDisplay corpus_display(const char *program) {
     const double now = now_seconds();
@@ -233,8 +230,7 @@ void corpus_display_clear(const CorpusDisplay *d) {
     if (d->is_terminal && d->is_drawn) fprintf(stderr, "\r\033[K");
 }
 
-// -------------------------------------------------------------------------------------------------
-// summary
+// ----------------------------------------------------------------------------------------- summary
 
 static void print_kinds(const char *verb, const KindCounts *k) {
     for (int i = 0; i < k->num; i++)

@@ -8,8 +8,7 @@
 
 #include <stdint.h>
 
-// -------------------------------------------------------------------------------------------------
-// options
+// ----------------------------------------------------------------------------------------- options
 
 typedef struct {
     const char *name; // --name
@@ -32,8 +31,7 @@ QuotedPath tool_path(const char *program); // of a program of data/, as one word
 bool tool_read_number(const char *name, const char *text, int64_t min, int64_t max, int64_t *out,
                       Error *err);
 
-// -------------------------------------------------------------------------------------------------
-// corpora
+// ----------------------------------------------------------------------------------------- corpora
 
 typedef struct {
     const char *program; // for messages: "prepare"

@@ -10,8 +10,7 @@
 extern "C" {
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// life and facts
+// ---------------------------------------------------------------------------------- life and facts
 
 // ATTENTION_FAST: cuDNN with the backward form that adds dQ in the order in which blocks finish, as
 // llm.c and PyTorch run it. Its bits differ from run to run, so nothing but this option chooses it.
@@ -108,8 +107,7 @@ typedef struct {
 // false if there are none (the CPU; a GPU without NVML)
 bool device_sensors(DeviceSensors *sensors);
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 // Device memory, 256-byte aligned, zeroed (and so touched: the first step pays no page faults).
 // NULL and a message with the bytes requested and free when it does not fit.
@@ -127,8 +125,7 @@ void device_memory_peak_restore(size_t peak);
 void *host_alloc(size_t bytes, Error *err);
 void host_free(void *p);
 
-// -----------------------------------------------------------------------------------------------
-// streams and copies
+// ------------------------------------------------------------------------------ streams and copies
 
 // Copies run in both directions at once: copies to the device on STREAM_COPY, copies back to the
 // host during a step on STREAM_COPY_BACK. Collectives run on STREAM_COMM.
@@ -151,8 +148,7 @@ bool device_event_done(DeviceEvent *event);                         // without w
 void device_stream_wait(Stream stream, DeviceEvent *event);         // stream waits, host does not
 double device_event_seconds(DeviceEvent *start, DeviceEvent *stop); // both must be done
 
-// -------------------------------------------------------------------------------------------------
-// graphs
+// ------------------------------------------------------------------------------------------ graphs
 
 // A recorded sequence of launches that is replayed with one call: one per distinct micro-step. Use:
 //   if (!device_graph_replay(g)) { device_graph_begin(g); ...ops...; device_graph_end(g); }
@@ -169,8 +165,7 @@ bool device_graph_replay(DeviceGraph *graph);
 void device_graph_begin(DeviceGraph *graph);
 void device_graph_end(DeviceGraph *graph);
 
-// -------------------------------------------------------------------------------------------------
-// collectives
+// ------------------------------------------------------------------------------------- collectives
 
 // Exchange of device memory between the processes of a run (llmc/comm.h), one device each: NCCL on
 // GPUs, loaded when it is first asked for; MPI on the CPU. All processes make the same calls in the

@@ -7,8 +7,7 @@
 #include <math.h>
 #include <stdint.h>
 
-// ---------------------------------------------------------------------------------------------
-// limits of the formats
+// --------------------------------------------------------------------------- limits of the formats
 
 // The smallest and largest normal magnitude of a format, as the bits of floats without their sign.
 // They are bits because as integers they have the same order as the numbers, and compare exactly
@@ -56,8 +55,7 @@ typedef struct {
     float unused;    // keeps the size a multiple of 8
 } TensorStats;
 
-// -------------------------------------------------------------------------------------------------
-// fp8
+// --------------------------------------------------------------------------------------------- fp8
 
 // The formats, and the scale of a tensor.
 //   e4m3   1 sign, 4 exponent (bias 7), 3 mantissa; largest 448; 0x7F and 0xFF are NaN; no infinity
@@ -147,8 +145,7 @@ static HOST_DEVICE inline float fp8_decode(uint8_t code, DType format) {
     return size;
 }
 
-// ------------------------------------------------------------------------------------------ 8-bit
-// optimizer states
+// -------------------------------------------------------------------------- 8-bit optimizer states
 
 // Dynamic quantisation. A code represents a number in [-1, 1] (signed) or [0, 1] (unsigned). That
 // number times the scale of its block, the largest magnitude in the block, is the state. The step

@@ -30,8 +30,7 @@ bool ops_are_observed(void) { return observer != NULL; }
         if (observer) observer->end();                                                             \
     } while (0)
 
-// -------------------------------------------------------------------------------------------------
-// costs
+// ------------------------------------------------------------------------------------------- costs
 
 static CallShape tensor_shape(Tensor t) {
     CallShape s = {.tensor = t.name, .rank = t.rank};
@@ -96,8 +95,7 @@ static double position_bytes(Tensor table, Tensor tokens) {
     return (double)tensor_cols(tokens) * row_bytes(table);
 }
 
-// -------------------------------------------------------------------------------------------------
-// checks
+// ------------------------------------------------------------------------------------------ checks
 
 static void check_floating(const char *op, Tensor t) {
     REQUIRE(t.data && (t.dtype == DTYPE_FP32 || t.dtype == DTYPE_FP16 || t.dtype == DTYPE_BF16),
@@ -126,8 +124,7 @@ static void check_control(const char *op, Tensor control) {
     tensor_check(op, control, DTYPE_U8, (int64_t)sizeof(StepControl));
 }
 
-// -------------------------------------------------------------------------------------------------
-// batch and embedding
+// ----------------------------------------------------------------------------- batch and embedding
 
 void batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
@@ -194,8 +191,7 @@ void embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps) 
         BYTES(dout, dout, tokens) + touched_bytes(wte, tokens));
 }
 
-// ----------------------------------------------------------------------------------------------
-// layernorm and rmsnorm
+// --------------------------------------------------------------------------- layernorm and rmsnorm
 
 // Returns N.
 static int64_t check_norm(const char *op, Tensor in, Tensor same, Tensor rstd, Tensor weight) {
@@ -251,8 +247,7 @@ void rmsnorm_backward(Gradient din, Gradient dweight, Gradient din_sum, Tensor d
         0, written + BYTES(dout, in, rstd, weight));
 }
 
-// -------------------------------------------------------------------------------------------------
-// matmul
+// ------------------------------------------------------------------------------------------ matmul
 
 // out (N,OC), in (N,IC), weight (OC,IC) have matching shapes and one dtype.
 static void check_linear(const char *op, Tensor out, Tensor in, Tensor weight) {
@@ -354,8 +349,7 @@ void bias_backward(Gradient dbias, Tensor dout) {
     RUN(bias_backward, (dbias, dout), tensor_shape(dout), 0, BYTES(dout) + gradient_bytes(dbias));
 }
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU and ReLU^2
+// ------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
 void swiglu_forward(Tensor out, Tensor gate_up) {
     check_compute(__func__, gate_up);
@@ -386,8 +380,7 @@ void relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre) {
         BYTES(dpre, dout, pre) + gradient_bytes(dbias));
 }
 
-// -------------------------------------------------------------------------------------------------
-// packed q, k and v
+// ------------------------------------------------------------------------------- packed q, k and v
 
 // Checks that rows of `packed` are the q, k and v of these heads; returns the head size.
 static int64_t check_packed_heads(const char *op, Tensor packed, Heads heads) {
@@ -400,8 +393,7 @@ static int64_t check_packed_heads(const char *op, Tensor packed, Heads heads) {
     return columns / in_row;
 }
 
-// -------------------------------------------------------------------------------------------------
-// QK-norm and RoPE
+// -------------------------------------------------------------------------------- QK-norm and RoPE
 
 // table is (maxT,2,HS/2).
 static void check_rope_table(const char *op, Tensor table) {
@@ -488,8 +480,7 @@ void qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, 
         tensor_shape(dqkv), 0, bytes);
 }
 
-// -------------------------------------------------------------------------------------------------
-// attention
+// --------------------------------------------------------------------------------------- attention
 
 static void check_attention(const char *op, Tensor out, Tensor lse, Tensor qkv, Heads heads) {
     const int64_t HS = check_packed_heads(op, qkv, heads);
@@ -516,8 +507,7 @@ void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor
         attention_flops(out, 5), BYTES(dqkv, dout, out, lse, qkv));
 }
 
-// -------------------------------------------------------------------------------------------------
-// decoding
+// ---------------------------------------------------------------------------------------- decoding
 
 // cache is (B,2NKV,maxT,HS), and rows of qkv have a whole number of heads of q before its k and v.
 // Returns NH.
@@ -554,8 +544,7 @@ void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position) {
         BYTES(out, qkv, position) + stored);
 }
 
-// --------------------------------------------------------------------------------------------- LM
-// head + cross-entropy
+// ------------------------------------------------------------------------- LM head + cross-entropy
 
 static void check_head_tensors(const char *op, Tensor losses, Tensor logits, Tensor in, Tensor wte,
                                Tensor targets, int64_t V) {
@@ -597,8 +586,7 @@ void sequence_losses(Tensor sums, Tensor losses, bool add) {
         BYTES(losses) + (1 + add) * BYTES(sums));
 }
 
-// ------------------------------------------------------------------------------------------------
-// the end of the step
+// ----------------------------------------------------------------------------- the end of the step
 
 void gradient_sumsq(Tensor sumsq, UpdateList *list) {
     double read = 0;
@@ -752,8 +740,7 @@ void momentum_update(UpdateList *list, UpdateParams params, Tensor control) {
     RUN_COST(momentum_update, (list, params, control), op_cost_momentum_update(tensors, list->n));
 }
 
-// ----------------------------------------------------------------------------------------------
-// gradient accumulation
+// --------------------------------------------------------------------------- gradient accumulation
 
 OpCost op_cost_gradient_add(Gradient dst, Tensor src) {
     return (OpCost){"gradient_add", tensor_shape(src), 0, BYTES(src) + gradient_bytes(dst)};
@@ -772,8 +759,7 @@ void micro_step_count(Tensor control, int64_t count) {
     RUN(micro_step_count, (control, count), tensor_shape(control), 0, 8);
 }
 
-// -------------------------------------------------------------------------------------------------
-// fp8
+// --------------------------------------------------------------------------------------------- fp8
 
 // Codes and the slot of their scale.
 static void check_fp8(const char *op, Tensor t, Tensor slot) {
@@ -826,8 +812,7 @@ void tensor_statistics(Tensor stats, Tensor t, DType format) {
     RUN(tensor_statistics, (stats, t, format), tensor_shape(t), 0, BYTES(stats, t, stats));
 }
 
-// -------------------------------------------------------------------------------------------------
-// small
+// ------------------------------------------------------------------------------------------- small
 
 void tensor_fill(Tensor t, float value) {
     check_floating(__func__, t);

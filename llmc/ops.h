@@ -27,8 +27,7 @@
 extern "C" {
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// workspace
+// --------------------------------------------------------------------------------------- workspace
 
 // The largest shapes that any op will be called with. The backend returns the scratch memory it
 // needs for them; the caller plans it into its arena and hands it over once. Calls with smaller
@@ -58,15 +57,13 @@ int64_t ops_workspace_bytes(OpsShape shape);
 void ops_set_workspace(void *device_memory, int64_t bytes); // NULL, 0: it is taken back
 bool ops_workspace_is_set(void);
 
-// -------------------------------------------------------------------------------------------------
-// batch
+// ------------------------------------------------------------------------------------------- batch
 
 // windows (B, T+1) u16 or i32: token sequences as the loader reads them.
 // inputs (B,T) i32 = windows[:, :T];  targets (B,T) i32 = windows[:, 1:].
 void batch_unpack(Tensor inputs, Tensor targets, Tensor windows);
 
-// -------------------------------------------------------------------------------------------------
-// gradients
+// --------------------------------------------------------------------------------------- gradients
 
 // Where an op leaves a gradient, and whether it overwrites (=) or adds to (+=) what is there. The
 // first micro-step of a step overwrites, so it needs no zeroed memory. An absent tensor takes no
@@ -85,8 +82,7 @@ static inline Gradient gradient_or_none(const Gradient *g) {
     return gradient_none();
 }
 
-// -------------------------------------------------------------------------------------------------
-// embedding
+// --------------------------------------------------------------------------------------- embedding
 
 // out (B,T,C) = wte[tokens] + wpe[t].   tokens (B,T) i32, wte (Vp,C), wpe (maxT,C) with maxT >= T;
 // wpe may be absent.
@@ -108,8 +104,7 @@ void embedding_norm_forward(Tensor out, Tensor tokens, Tensor wte, float eps);
 // Both are computed from wte again, so nothing is kept from the forward pass.
 void embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, float eps);
 
-// ----------------------------------------------------------------------------------------------
-// layernorm and rmsnorm
+// --------------------------------------------------------------------------- layernorm and rmsnorm
 
 // out = (in - mean) * rstd * weight + bias over the last dimension; rstd = 1 / sqrt(var + eps), var
 // the biased variance. in, out (N,C); mean, rstd (N) fp32; weight, bias (C).
@@ -136,8 +131,7 @@ void rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, float ep
 void rmsnorm_backward(Gradient din, Gradient dweight, Gradient din_sum, Tensor dout, Tensor in,
                       Tensor rstd, Tensor weight);
 
-// -------------------------------------------------------------------------------------------------
-// matmul
+// ------------------------------------------------------------------------------------------ matmul
 
 // out (N,OC) = in (N,IC) @ weight (OC,IC)^T + bias (OC). bias may be absent (tensor_none()).
 void matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias);
@@ -186,8 +180,7 @@ void matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, f
 // dbias (OC) = or += sum_N dout (N,OC), in a fixed order.
 void bias_backward(Gradient dbias, Tensor dout);
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU and ReLU^2
+// ------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
 // out (N,F) = silu(gate) * up, silu(z) = z / (1 + exp(-z)); gate_up (N,2F): the gates of a row,
 // then its F of up. Shazeer, "GLU Variants Improve Transformer", 2020.
@@ -206,8 +199,7 @@ void relu2_forward(Tensor out, Tensor pre);
 // order; may be absent.
 void relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre);
 
-// -------------------------------------------------------------------------------------------------
-// QK-norm and RoPE
+// -------------------------------------------------------------------------------- QK-norm and RoPE
 
 // NH heads of q share the keys and values of NKV heads; NKV divides NH.
 typedef struct {
@@ -245,8 +237,7 @@ void qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_weight, 
                            Tensor rstd, Tensor q_weight, Tensor k_weight, Tensor table,
                            Heads heads);
 
-// -------------------------------------------------------------------------------------------------
-// attention
+// --------------------------------------------------------------------------------------- attention
 
 // Causal attention. qkv (B,T,(NH + 2 NKV) HS), of a row the q of its NH heads, then k, then v of
 // NKV heads; NKV divides NH, and head h of q reads k and v of head h / (NH / NKV). out (B,T,NH HS).
@@ -267,8 +258,7 @@ void attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads);
 void attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse, Tensor qkv, Heads heads,
                         Gradient *dbias);
 
-// -------------------------------------------------------------------------------------------------
-// decoding
+// ---------------------------------------------------------------------------------------- decoding
 
 // Generation token by token. The cache of one block holds the keys and values of the tokens read so
 // far, head by head: (B,2NKV,maxT,HS), the keys of all heads before their values. Positions that
@@ -286,8 +276,7 @@ void kv_cache_store(Tensor cache, Tensor qkv, int64_t first);
 // The bits of a sequence depend neither on the other sequences nor on maxT.
 void attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor position);
 
-// --------------------------------------------------------------------------------------------- LM
-// head + cross-entropy
+// ------------------------------------------------------------------------- LM head + cross-entropy
 
 // The head works in chunks of R rows: only the logits of one chunk exist at a time, in logits
 // (R,Vp), scratch of the caller. R may be any number; this is the backend's preference for shape
@@ -322,8 +311,7 @@ void head_loss_backward(Tensor losses, Tensor din, Gradient dwte, Tensor logits,
 // micro-batches.
 void sequence_losses(Tensor sums, Tensor losses, bool add);
 
-// ------------------------------------------------------------------------------------------------
-// the end of the step
+// ----------------------------------------------------------------------------- the end of the step
 
 // The update rule of one parameter tensor, chosen by the table of llmc/model/optimizer_state.c.
 typedef enum {
@@ -430,8 +418,7 @@ void adafactor_statistics(UpdateList *list, Tensor control);
 // Nothing is written when control.skip is set.
 void momentum_update(UpdateList *list, UpdateParams params, Tensor control);
 
-// ----------------------------------------------------------------------------------------------
-// gradient accumulation
+// --------------------------------------------------------------------------- gradient accumulation
 
 // dst = or += src, rounded stochastically to the dtype of dst, for gradients accumulated in the
 // compute dtype. src fp32, dst fp32 (nothing is rounded), bf16 or fp16, same numel; dst may not be
@@ -442,8 +429,7 @@ void gradient_add(Gradient dst, Tensor src, uint64_t seed, int stream, Tensor co
 // control.micro_steps += count, so the next micro-step draws other random bits. count >= 0.
 void micro_step_count(Tensor control, int64_t count);
 
-// -------------------------------------------------------------------------------------------------
-// fp8
+// --------------------------------------------------------------------------------------------- fp8
 
 enum { FP8_MULTIPLE = 16 }; // of every dimension: what cuBLASLt takes
 
@@ -466,16 +452,14 @@ void fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scalin
 void fp8_matmul(Tensor out, Tensor added, Tensor a, Tensor a_slot, Tensor b, Tensor b_slot,
                 Tensor bias);
 
-// -------------------------------------------------------------------------------------------------
-// numerics
+// ---------------------------------------------------------------------------------------- numerics
 
 // Adds the elements of t to the TensorStats (llmc/number.h) in stats, one as u8 bytes: count,
 // largest magnitude, sum of squares, and the number of elements that `format` cannot hold. Floating
 // dtypes. In a fixed order.
 void tensor_statistics(Tensor stats, Tensor t, DType format);
 
-// -------------------------------------------------------------------------------------------------
-// small
+// ------------------------------------------------------------------------------------------- small
 
 void tensor_fill(Tensor t, float value); // every element = value; floating dtypes
 void tensor_cast(
@@ -496,8 +480,7 @@ enum { STACK_MAX = 16 };
 void stack_gather(Tensor stack, const Tensor *in, Tensor sumsq);
 void stack_scatter(const Tensor *out, Tensor stack, const float *factors);
 
-// -------------------------------------------------------------------------------------------------
-// watching calls
+// ---------------------------------------------------------------------------------- watching calls
 
 // Identifies a call of an op: calls with the same op, tensor name (ignoring the block) and shape
 // cost the same.
@@ -537,8 +520,7 @@ typedef struct {
 void ops_observe(const OpObserver *observer);
 bool ops_are_observed(void);
 
-// -------------------------------------------------------------------------------------------------
-// for the backends
+// -------------------------------------------------------------------------------- for the backends
 
 // Each backend implements the op NAME as backend_NAME, with the same arguments, which ops.c has
 // checked. A backend with more requirements (alignment, the size of a grid) checks them itself.

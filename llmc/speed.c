@@ -70,8 +70,7 @@ static bool speed_fill_random(void *device, DType dtype, int64_t numel, Error *e
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// matmul
+// ------------------------------------------------------------------------------------------ matmul
 
 typedef struct {
     int64_t M, N, K;
@@ -132,8 +131,7 @@ static bool measure_matmul(DType dtype, size_t limit, double *flops, Error *err)
     return *flops > 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// copy
+// -------------------------------------------------------------------------------------------- copy
 
 // At least twice the caches, so four times them passes through; then larger, as long as there is
 // memory, until a copy takes COPY_ROUND: that moves 30 times what the L2 cache of an H200 holds,

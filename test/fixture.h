@@ -13,8 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// a directory
+// ------------------------------------------------------------------------------------- a directory
 
 typedef struct {
     char path[PATH_MAX / 2];
@@ -75,8 +74,7 @@ static inline int entries_of(const char *directory) {
     return n;
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 enum { FILE_ROOM = 64 }; // behind the bytes of read_bytes, zeros
 
@@ -137,8 +135,7 @@ static inline void replace_in_file(const char *path, const char *from, const cha
 
 static inline char *read_text(const char *path) { return (char *)read_bytes(path, &(size_t){0}); }
 
-// -------------------------------------------------------------------------------------------------
-// what was said
+// ----------------------------------------------------------------------------------- what was said
 
 // stdout or stderr goes into a file between capture_start and capture_end, which gives the text
 // (malloced).
@@ -181,8 +178,7 @@ static inline int status_of_child(int (*body)(void *), void *context, char *said
     return status;
 }
 
-// -------------------------------------------------------------------------------------------------
-// JSON
+// -------------------------------------------------------------------------------------------- JSON
 
 static inline double json_number(const cJSON *object, const char *key) {
     const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
@@ -196,8 +192,7 @@ static inline const char *json_string(const cJSON *object, const char *key) {
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------
-// errors
+// ------------------------------------------------------------------------------------------ errors
 
 // What a call that takes an Error said into `err`, which is the program's own or the test's.
 #define assert_ok(condition)                                                                       \

@@ -23,8 +23,7 @@ static struct {
     DeviceGraph *graph;
 } b;
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 // Random numbers, as products of zeros cost a GPU less power: uniform, of a standard deviation of
 // 0.06. Tokens below V.
@@ -94,8 +93,7 @@ static Tensor batch(Tensor t, int64_t cols) {
 }
 static Tensor lse(void) { return tensor_make(b.lse.data, DTYPE_FP32, "lse", b.B, b.NH, b.T, 0); }
 
-// -------------------------------------------------------------------------------------------------
-// ops
+// --------------------------------------------------------------------------------------------- ops
 
 // attproj and fcproj add to the residual stream.
 static void forward(void) {
@@ -212,8 +210,7 @@ static void replayed_launches(void) {
     device_graph_end(b.graph);
 }
 
-// -------------------------------------------------------------------------------------------------
-// timing
+// ------------------------------------------------------------------------------------------ timing
 
 static int compare_doubles(const void *left, const void *right) {
     const double x = *(const double *)left, y = *(const double *)right;

@@ -26,8 +26,7 @@ Schedule schedule;
 
 static unsigned lane_bit(int thread) { return 1u << (thread % WARP_LANES); }
 
-// -------------------------------------------------------------------------------------------------
-// who runs next
+// ----------------------------------------------------------------------------------- who runs next
 
 static unsigned random_number(Block *b) { // xorshift64
     b->random ^= b->random << 13;
@@ -103,8 +102,7 @@ static inline void current_sleeps(Block *b) {
     fatal("deadlock");
 }
 
-// -------------------------------------------------------------------------------------------------
-// fibers
+// ------------------------------------------------------------------------------------------ fibers
 
 static void run_threads();
 
@@ -152,8 +150,7 @@ static __attribute__((noinline)) void wait(Block *b) {
     fiber_switch(self, to);
 }
 
-// -------------------------------------------------------------------------------------------------
-// meetings
+// ---------------------------------------------------------------------------------------- meetings
 
 static void hold_meeting(Block *b, int warp_index, int key) {
     Warp *warp = &b->warp[warp_index];
@@ -225,8 +222,7 @@ static void run_threads() {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// what kernels call
+// ------------------------------------------------------------------------------- what kernels call
 
 void expect_whole_warp(unsigned lanes, const char *operation) {
     if (lanes != ~0u) fatal("%s takes all lanes of a warp, here are %08x", operation, lanes);
@@ -298,8 +294,7 @@ int block_op(int predicate, BlockOp op, int line, const char *file) {
     return b->barrier_value[op];
 }
 
-// -------------------------------------------------------------------------------------------------
-// blocks
+// ------------------------------------------------------------------------------------------ blocks
 
 static __thread Block *own_block;
 

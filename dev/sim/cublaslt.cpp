@@ -33,8 +33,7 @@ template <class T> cublasStatus_t set(T *to, const void *from, size_t size, cons
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// -------------------------------------------------------------------------------------------------
-// multiplication
+// ---------------------------------------------------------------------------------- multiplication
 
 struct Job {
     sim::Gemm gemm;
@@ -94,8 +93,7 @@ void launched(void *argument, cudaStream_t stream) {
 
 } // namespace
 
-// -------------------------------------------------------------------------------------------------
-// API
+// --------------------------------------------------------------------------------------------- API
 
 extern "C" {
 

@@ -18,8 +18,7 @@ cublasStatus_t fail(cublasStatus_t status, const char *format, ...) {
     return status;
 }
 
-// -------------------------------------------------------------------------------------------------
-// checks
+// ------------------------------------------------------------------------------------------ checks
 
 static bool has_bias(uint32_t e) {
     return e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
@@ -138,8 +137,7 @@ cublasStatus_t make_problem(Problem *p, cublasLtMatmulDesc_t op, cublasLtMatrixL
     return status;
 }
 
-// -------------------------------------------------------------------------------------------------
-// algorithms
+// -------------------------------------------------------------------------------------- algorithms
 
 int splits_of(SimAlgorithm which) {
     return which == SIM_ALGORITHM_TILED || which == SIM_ALGORITHM_SCALAR ? 1 : 3;

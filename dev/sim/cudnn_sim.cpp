@@ -74,8 +74,7 @@ bool cudnn_failed(Error *err, const char *what, cudnnStatus_t status) {
 namespace {
 using namespace sim::dnn;
 
-// -------------------------------------------------------------------------------------------------
-// descriptors
+// ------------------------------------------------------------------------------------- descriptors
 
 struct Attribute {
     cudnnBackendAttributeName_t name;
@@ -124,8 +123,7 @@ size_t bytes_of(cudnnBackendAttributeType_t type) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// programs
+// ---------------------------------------------------------------------------------------- programs
 
 int place_of(Program &p, const Descriptor *d) {
     if (!d) return NO_TENSOR;
@@ -210,8 +208,7 @@ bool make_program(Descriptor *graph) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the API
+// ----------------------------------------------------------------------------------------- the API
 
 struct Handle {
     cudaStream_t stream = nullptr;

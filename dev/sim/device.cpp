@@ -31,8 +31,7 @@ bool hardware_numbers() {
     return on;
 }
 
-// -------------------------------------------------------------------------------------------------
-// model
+// ------------------------------------------------------------------------------------------- model
 
 // Clocks in kHz (the highest), shared memory in KB, from NVIDIA's data sheets and the CUDA
 // programming guide.
@@ -87,8 +86,7 @@ static int num_devices() {
 static bool exists(int device) { return device >= 0 && device < num_devices(); }
 static int current_device;
 
-// -------------------------------------------------------------------------------------------------
-// errors
+// ------------------------------------------------------------------------------------------ errors
 
 static cudaError_t last_error;
 

@@ -21,8 +21,7 @@ struct CUgraphExec_st {
 };
 
 namespace sim {
-// -------------------------------------------------------------------------------------------------
-// the captures
+// ------------------------------------------------------------------------------------ the captures
 
 static std::vector<std::shared_ptr<Capture>> &captures() { // in progress
     static auto *active = new std::vector<std::shared_ptr<Capture>>;
@@ -131,8 +130,7 @@ static cudaError_t end_capture(CUstream_st *origin, cudaGraph_t *graph) {
     return cudaSuccess;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the graphs
+// -------------------------------------------------------------------------------------- the graphs
 
 // Of all orders that respect the dependencies the one furthest from that of the recording: of the
 // nodes that may run, the last. A dependency that is missing so shows at every replay. Work of one

@@ -18,8 +18,7 @@
 #include <unistd.h>
 
 namespace sim {
-// -------------------------------------------------------------------------------------------------
-// fatal errors
+// ------------------------------------------------------------------------------------ fatal errors
 
 void print_place() {
     if (!running_block || !running_block->launch) return;
@@ -93,8 +92,7 @@ static void read_settings() {
 }
 __attribute__((constructor)) static void start() { read_settings(); }
 
-// -------------------------------------------------------------------------------------------------
-// profile
+// ----------------------------------------------------------------------------------------- profile
 
 // SIM_PROFILE=1: at exit a line per kernel.
 struct KernelTime {
@@ -123,8 +121,7 @@ static bool profiling() {
     return on;
 }
 
-// -------------------------------------------------------------------------------------------------
-// grids
+// ------------------------------------------------------------------------------------------- grids
 
 struct Grid {
     const Launch *launch;
@@ -186,8 +183,7 @@ static void run_grid(const Launch &l) {
     time.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// -------------------------------------------------------------------------------------------------
-// launches
+// ---------------------------------------------------------------------------------------- launches
 
 static void run_launch(void *p) { run_grid(*(Launch *)p); }
 static void destroy_launch(void *p) {

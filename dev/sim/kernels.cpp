@@ -16,8 +16,7 @@
 #include <vector>
 
 namespace sim {
-// -------------------------------------------------------------------------------------------------
-// registry
+// ---------------------------------------------------------------------------------------- registry
 
 struct Binary { // a fat binary: the code of one .cu file for several GPUs
     std::vector<int> machine_code, ptx;
@@ -99,8 +98,7 @@ static cudaError_t refuse(const Stub &stub, cudaError_t error, const char *reaso
     return set_error(error, "launch of %s: %s", name, reason);
 }
 
-// -------------------------------------------------------------------------------------------------
-// fat binaries
+// ------------------------------------------------------------------------------------ fat binaries
 
 // What nvcc puts into a program. The wrapper is described in the toolkit's fatbinary_section.h; the
 // container itself is not documented: 16 bytes, then entries of a header (kind, its own size, the
@@ -176,8 +174,7 @@ static cudaError_t load(Stub *stub) {
     return cudaSuccess;
 }
 
-// -------------------------------------------------------------------------------------------------
-// launches
+// ---------------------------------------------------------------------------------------- launches
 
 enum {
     WITHOUT_ASKING = 48 << 10
@@ -265,8 +262,7 @@ const void *sim_kernel(const char *name) {
     return nullptr;
 }
 
-// ----------------------------------------------------------------------------------------- what
-// nvcc's host code calls
+// --------------------------------------------------------------------- what nvcc's host code calls
 
 struct CallConfiguration {
     dim3 grid, block;
@@ -325,8 +321,7 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *stub, v
     return launch(stub, c->gridDim, c->blockDim, arguments, c->dynamicSmemBytes, c->stream, early);
 }
 
-// -------------------------------------------------------------------------------------------------
-// facts of a kernel
+// ------------------------------------------------------------------------------- facts of a kernel
 
 cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, int value) {
     Stub *stub = stub_of(function);

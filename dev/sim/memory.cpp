@@ -82,8 +82,7 @@ void add_device_variable(char *address, uint64_t bytes) {
     allocations().insert(first_behind(address), {address, bytes, DEVICE});
 }
 
-// -------------------------------------------------------------------------------------------------
-// protected memory
+// -------------------------------------------------------------------------------- protected memory
 
 // SIM_PROTECT=1: device memory lies in a region of its own that is open only while an operation
 // runs. Addresses are never used twice: what was freed stays closed.
@@ -148,8 +147,7 @@ void memory_close() {
     sigaction(SIGSEGV, &action, nullptr);
 }
 
-// -------------------------------------------------------------------------------------------------
-// allocate and free
+// ------------------------------------------------------------------------------- allocate and free
 
 // glibc would give large blocks back to the system and take them anew, zeroed page by page, in
 // every test case.
@@ -209,8 +207,7 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     return cudaSuccess;
 }
 
-// -------------------------------------------------------------------------------------------------
-// copies
+// ------------------------------------------------------------------------------------------ copies
 
 // Whether source and destination are what the direction says.
 static bool direction_fits(cudaMemcpyKind direction, MemoryKind dst, MemoryKind src) {

@@ -131,8 +131,7 @@ const auto &type_of(int type) {
     fatal("NCCL: type %d is not simulated", type);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the communicator
+// -------------------------------------------------------------------------------- the communicator
 } // namespace
 
 struct ncclComm {
@@ -255,8 +254,7 @@ ncclResult_t later(Comm comm, std::function<bool()> proceed) {
     return ncclInProgress;
 }
 
-// -------------------------------------------------------------------------------------------------
-// one collective
+// ---------------------------------------------------------------------------------- one collective
 
 enum Call { ALL_GATHER, GROUP, FINALIZE };
 
@@ -525,8 +523,7 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
     return comm->error == ncclUnhandledCudaError ? comm->error : ncclSuccess;
 }
 
-// -------------------------------------------------------------------------------------------------
-// groups
+// ------------------------------------------------------------------------------------------ groups
 
 struct Transfer {
     Comm comm;
@@ -574,8 +571,7 @@ ncclResult_t transfer(const char *call, bool is_send, void *buffer, size_t count
     return comm->settings.in_progress ? ncclInProgress : ncclSuccess;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the API
+// ----------------------------------------------------------------------------------------- the API
 
 ncclResult_t get_version(int *version) {
     *version = NCCL_VERSION_CODE;

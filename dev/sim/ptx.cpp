@@ -8,8 +8,7 @@
 #include <stdlib.h>
 
 namespace ptx {
-// -------------------------------------------------------------------------------------------------
-// floats
+// ------------------------------------------------------------------------------------------ floats
 
 // Rounded down: exactly a*b + c = sum + error, with the product and the sum of doubles.
 float fma_rm(float a, float b, float c) {
@@ -96,8 +95,7 @@ static uint8_t saturated(float f, uint32_t largest, int exponent_bits, int fract
 uint8_t float_to_e4m3(float f) { return f != f ? 0x7f : saturated(f, 0x7e, 4, 3); }
 uint8_t float_to_e5m2(float f) { return f != f ? 0x7f : saturated(f, 0x7b, 5, 2); }
 
-// -------------------------------------------------------------------------------------------------
-// warps
+// ------------------------------------------------------------------------------------------- warps
 
 static void take_from(const uint64_t *value, const unsigned *source, unsigned lanes,
                       uint64_t *result) {
@@ -171,8 +169,7 @@ void publish() {
 void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// matrices
+// ---------------------------------------------------------------------------------------- matrices
 
 // ldmatrix: lane 8 i + r has the address of row r of matrix i, 8 elements of 16 bits. Lane l gets
 // of every matrix the elements 2 (l % 4) and the next of row l / 4; transposed, of column l / 4 the
@@ -283,8 +280,7 @@ template void mma_m16n8<Half, 8>(MmaFragments &, int, const char *);
 template void mma_m16n8<Half, 16>(MmaFragments &, int, const char *);
 template void mma_m16n8<BFloat, 16>(MmaFragments &, int, const char *);
 
-// -------------------------------------------------------------------------------------------------
-// faults
+// ------------------------------------------------------------------------------------------ faults
 
 __thread char *shared_bytes;
 __thread uint32_t shared_end;

@@ -19,8 +19,7 @@ struct Register {
     explicit Register(Module *module);
 };
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 enum : uint32_t {
     SHARED_BASE = 1024
@@ -131,8 +130,7 @@ template <class T> static inline T atom_cas(char *p, T expected, T b) {
     return atomic_update<T>(p, [=](T old) { return old == expected ? b : old; });
 }
 
-// -------------------------------------------------------------------------------------------------
-// bits
+// -------------------------------------------------------------------------------------------- bits
 
 static inline float f32_of(uint32_t b) { return load<float>((const char *)&b); }
 static inline double f64_of(uint64_t b) { return load<double>((const char *)&b); }
@@ -192,8 +190,7 @@ template <class T> static inline T int_rem(T a, T b, SITE) {
 }
 [[noreturn]] void trap(SITE);
 
-// -------------------------------------------------------------------------------------------------
-// floats
+// ------------------------------------------------------------------------------------------ floats
 
 static inline float ftz(float v) {
     return __builtin_fabsf(v) < 0x1p-126f ? __builtin_copysignf(0.0f, v) : v;
@@ -248,8 +245,7 @@ static inline uint16_t pack_fp8(uint8_t upper, uint8_t lower) {
     return (uint16_t)(upper << 8 | lower);
 }
 
-// -------------------------------------------------------------------------------------------------
-// warps and blocks
+// -------------------------------------------------------------------------------- warps and blocks
 
 enum { SHFL_UP, SHFL_DOWN, SHFL_BFLY, SHFL_IDX };
 struct Shuffled {

@@ -7,8 +7,7 @@
 #include <stdint.h>
 
 namespace sim {
-// -------------------------------------------------------------------------------------------------
-// errors
+// ------------------------------------------------------------------------------------------ errors
 
 // Remembers the error for cudaGetLastError and returns it. With a format: prints "sim: ..." as
 // well.
@@ -30,8 +29,7 @@ int setting_number(const char *name, int otherwise); // one that is a positive n
 bool setting_is(const char *name,
                 const char *word); // the only value that it may have; false: unset
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 enum MemoryKind { PAGEABLE, PINNED, DEVICE };
 // What the bytes p..p+bytes-1 belong to; PAGEABLE for what the runtime did not hand out.
@@ -48,8 +46,7 @@ bool take_memory(const char *setting, int shift);
 void memory_open();
 void memory_close();
 
-// -------------------------------------------------------------------------------------------------
-// streams
+// ----------------------------------------------------------------------------------------- streams
 
 // Something that happens in stream order. run(argument) does it, every time a graph is replayed;
 // destroy(argument) frees the argument when nobody will run it any more. An operation that depends
@@ -91,8 +88,7 @@ bool stream_advance(cudaStream_t stream);
 void stream_is_collective(cudaStream_t stream, int multiprocessors);
 int multiprocessors_taken(cudaStream_t stream);
 
-// -------------------------------------------------------------------------------------------------
-// captures
+// ---------------------------------------------------------------------------------------- captures
 
 // For calls that CUDA forbids while any stream is being captured (allocation, synchronous copies,
 // ...). Says so, invalidates the captures and returns cudaErrorStreamCaptureUnsupported;
@@ -104,8 +100,7 @@ bool stream_is_captured(cudaStream_t stream);
 // (sim_control.h).
 void step_forbids(const char *call, const char *why);
 
-// -------------------------------------------------------------------------------------------------
-// model
+// ------------------------------------------------------------------------------------------- model
 
 // The GPU that is simulated: facts of a real one of the same compute capability (SIM_CC), few
 // multiprocessors.

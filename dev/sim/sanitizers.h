@@ -44,8 +44,7 @@ void __tsan_java_free(unsigned long p, unsigned long size);
 #endif
 
 namespace sim {
-// -------------------------------------------------------------------------------------------------
-// MemorySanitizer
+// --------------------------------------------------------------------------------- MemorySanitizer
 
 inline void msan_uninitialised(void *p, size_t bytes) {
     (void)p, (void)bytes;
@@ -60,8 +59,7 @@ inline void msan_initialised(const void *p, size_t bytes) {
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------
-// ThreadSanitizer
+// --------------------------------------------------------------------------------- ThreadSanitizer
 
 inline void *tsan_current_fiber() {
 #ifdef SIM_TSAN

@@ -160,8 +160,7 @@ void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument,
     stream_enqueue(stream, {"library call", run, argument, destroy});
 }
 
-// ---------------------------------------------------------------------------------------------
-// beside a collective
+// ----------------------------------------------------------------------------- beside a collective
 
 static struct {
     CUstream_st *stream;
@@ -180,8 +179,7 @@ int multiprocessors_taken(cudaStream_t handle) {
     return c.multiprocessors;
 }
 
-// --------------------------------------------------------------------------------------- the
-// promise of a step
+// --------------------------------------------------------------------------- the promise of a step
 
 static bool marked;
 static int violations;
@@ -196,8 +194,7 @@ static void step_waits(const char *call, const CUstream_st *stream, uint64_t pos
         step_forbids(call, "waits for work of the running step");
 }
 
-// -------------------------------------------------------------------------------------------------
-// events
+// ------------------------------------------------------------------------------------------ events
 
 static cudaError_t captured_event(const char *call, const CUevent_st *event) {
     return capture_break(event->capture.get(), cudaErrorCapturedEvent, call);
@@ -279,8 +276,7 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
 using namespace sim;
 
 extern "C" {
-// -------------------------------------------------------------------------------------------------
-// what tests control
+// ------------------------------------------------------------------------------ what tests control
 
 void sim_set_lazy_streams(bool on) {
     streams_drain_all();
@@ -295,8 +291,7 @@ int sim_step_violations(void) { return violations; }
 void sim_set_clock(double milliseconds) { clock_set = milliseconds; }
 void sim_set_launch_latency(double milliseconds) { launch_latency = milliseconds; }
 
-// -------------------------------------------------------------------------------------------------
-// streams
+// ----------------------------------------------------------------------------------------- streams
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
     *lowest = 0;

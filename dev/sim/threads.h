@@ -11,8 +11,7 @@ extern __thread dim3 blockDim, gridDim;
 namespace sim {
 [[noreturn]] void fatal(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// -------------------------------------------------------------------------------------------------
-// kernels
+// ----------------------------------------------------------------------------------------- kernels
 
 struct Param {
     uint32_t at, bytes;
@@ -46,8 +45,7 @@ struct Module { // of one architecture
     int variable_count;
 };
 
-// -------------------------------------------------------------------------------------------------
-// meetings
+// ---------------------------------------------------------------------------------------- meetings
 
 // What the last lane that arrives computes for all: value and argument of the participating lanes
 // -> result of each.

@@ -112,8 +112,7 @@ static int take_lines(const char *text, size_t size, bool is_file, int *damaged)
     return lines;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the file
+// ---------------------------------------------------------------------------------------- the file
 
 // The path of the file, "": there is to be none. Returns whether it is the default place, whose
 // directories we may make.
@@ -165,8 +164,7 @@ static char *list_lines(bool used_only) {
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the calls
+// --------------------------------------------------------------------------------------- the calls
 
 bool choices_file_get(const char *key, void *value, size_t size) {
     if (!cache.loaded) load_choices();

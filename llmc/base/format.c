@@ -15,8 +15,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// numbers
+// ----------------------------------------------------------------------------------------- numbers
 
 const char *format_fixed(double x, int width, int decimals, char *buf, int size) {
     if (!isfinite(x)) {
@@ -116,8 +115,7 @@ const char *format_exact(double x, char *buf, int size) {
     return buf;
 }
 
-// -------------------------------------------------------------------------------------------------
-// text
+// -------------------------------------------------------------------------------------------- text
 
 void format_json_string(FILE *out, const char *text, size_t n) {
     fputc('"', out);
@@ -179,8 +177,7 @@ void format_print(FILE *out, const char *format, ...) {
     va_end(args);
 }
 
-// -------------------------------------------------------------------------------------------------
-// progress bar
+// ------------------------------------------------------------------------------------ progress bar
 
 enum {
     DEFAULT_COLUMNS = 80,

@@ -18,8 +18,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// this process
+// ------------------------------------------------------------------------------------ this process
 
 // THREAD_STACK is what Linux usually gives. The main thread of a run needs 80 KiB; only the system
 // can enlarge its stack.
@@ -101,8 +100,7 @@ const char *limits_of_memory(void) {
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------
-// threads
+// ----------------------------------------------------------------------------------------- threads
 
 bool limits_thread_failed(const char *what, int error, Error *err) {
     char processes[40], space[40];
@@ -139,8 +137,7 @@ bool limits_check_threads(int count, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// control groups
+// ---------------------------------------------------------------------------------- control groups
 
 bool limits_read_number(const char *path, const char *key, uint64_t *value) {
     FILE *f = fopen(path, "re");
@@ -192,8 +189,7 @@ void limits_visit_groups(const char *root, const char *controller, GroupVisitor 
     fclose(f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// processors
+// -------------------------------------------------------------------------------------- processors
 
 // Lowers *context, a quota in processors, to that of one group. Version 2: "50000 100000" or "max
 // 100000" in one file; version 1: quota (-1: none) and period in two.

@@ -37,8 +37,7 @@ double limits_quota(const char *root);
 // quota rounded up.
 int limits_processors(void);
 
-// -------------------------------------------------------------------------------------------------
-// control groups
+// ---------------------------------------------------------------------------------- control groups
 
 // Calls `visit` for each control group whose limits hold for this process, its own and those above
 // it, that has the controller ("cpu", "memory"): with the directory of the group's files and the

@@ -18,8 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// quoting
+// ----------------------------------------------------------------------------------------- quoting
 
 QuotedPath path_quoted(const char *path) {
     static char texts[QUOTED_PATHS][4 * PATH_MAX + 8];
@@ -58,8 +57,7 @@ QuotedPath path_quoted(const char *path) {
     return (QuotedPath){text};
 }
 
-// -------------------------------------------------------------------------------------------------
-// patterns
+// ---------------------------------------------------------------------------------------- patterns
 
 static const char WILDCARDS[] = "*?[\\";
 
@@ -97,8 +95,7 @@ char *path_numbered(const char *path) {
     return pattern;
 }
 
-// -------------------------------------------------------------------------------------------------
-// directories
+// ------------------------------------------------------------------------------------- directories
 
 char *path_from_home(const char *path) {
     const size_t name = strcspn(path, "/");
@@ -158,8 +155,7 @@ char *path_typed_in(const char *directory, const char *pattern) {
     return there;
 }
 
-// -------------------------------------------------------------------------------------------------
-// tools
+// ------------------------------------------------------------------------------------------- tools
 
 QuotedPath path_of_tool(const char *name) {
     char path[PATH_MAX], program[PATH_MAX / 2];

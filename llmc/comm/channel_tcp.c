@@ -67,8 +67,7 @@ static struct {
     Error failure;   // "": none
 } tcp;
 
-// -------------------------------------------------------------------------------------------------
-// bytes and waits
+// --------------------------------------------------------------------------------- bytes and waits
 
 // STUCK: the deadline in now_seconds() has passed, or the run has failed. tcp_hear: REFUSED with a
 // message, STRANGE: what came is no answer.
@@ -123,8 +122,7 @@ static Moved tcp_hear(int fd, const Frame *expected, void *data, size_t bytes, d
     return moved;
 }
 
-// -------------------------------------------------------------------------------------------------
-// failures
+// ---------------------------------------------------------------------------------------- failures
 
 // The channel fails with this message, on process 0 for all.
 static bool tcp_fail(Error *err) {
@@ -148,8 +146,7 @@ static bool tcp_fail_process(int rank, Moved moved, Error *err) {
     return tcp_fail(err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// exchanges
+// --------------------------------------------------------------------------------------- exchanges
 
 static bool tcp_exchange(ExchangeKind kind, const void *mine, void *all, size_t bytes, Error *err) {
     static const char *const KINDS[] = {"broadcast", "gather"};
@@ -210,8 +207,7 @@ static void tcp_close(int exit_code) {
     memset(&tcp, 0, sizeof tcp);
 }
 
-// -------------------------------------------------------------------------------------------------
-// start
+// ------------------------------------------------------------------------------------------- start
 
 // Answers a Hello. False: it is none of ours; *refusal says why. A stranger is not told the id of
 // the run.

@@ -38,8 +38,7 @@ int comm_hosts(void) { return comm.hosts; }
 const char *comm_host(int rank) { return comm.names[rank]; }
 const char *comm_launcher(void) { return comm.place.launcher; }
 
-// -------------------------------------------------------------------------------------------------
-// start
+// ------------------------------------------------------------------------------------------- start
 
 bool comm_start(const CommOptions *options, Error *err) {
     Place place;
@@ -132,8 +131,7 @@ bool comm_lost(Error *err) {
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// messages
+// ---------------------------------------------------------------------------------------- messages
 
 bool comm_gather(const void *mine, void *all, size_t bytes, Error *err) {
     watch_collective("messages of all");
@@ -166,8 +164,7 @@ bool comm_barrier(Error *err) {
     return all != NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// agreement
+// --------------------------------------------------------------------------------------- agreement
 
 bool comm_failed_together(void) { return comm.failed_together; }
 

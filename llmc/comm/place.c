@@ -60,8 +60,7 @@ static bool place_set_host(Place *place, const char *name, const char *host, siz
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// launchers
+// --------------------------------------------------------------------------------------- launchers
 
 // https://docs.pytorch.org/docs/stable/elastic/run.html, "Environment Variables"
 static bool meet_by_torchrun(Place *place, Error *err) {
@@ -172,8 +171,7 @@ static bool place_from_environment(Place *place, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// options
+// ----------------------------------------------------------------------------------------- options
 
 // HOST, HOST:PORT, [IPV6]:PORT, or an IPv6 address alone.
 static bool place_read_server(Place *place, const char *server, Error *err) {

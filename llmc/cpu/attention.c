@@ -62,8 +62,7 @@ static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t 
                         .dtype = s.dtype};
 }
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 // attention_forward: softmax(Q K^T * scale) V for one head at a time, in panels of 8 queries.
 //
@@ -208,8 +207,7 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) 
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // attention_backward: gradients of one head at a time, in blocks of keys x queries. Everything is
 // transposed, keys by queries, so that P^T and dS^T come out as the left operands that dV and dK
@@ -300,8 +298,7 @@ static int64_t backward_layout(BackwardScratch *s, char *base, int64_t T, int64_
     return end;
 }
 
-// -------------------------------------------------------------------------------------------------
-// a panel of keys
+// --------------------------------------------------------------------------------- a panel of keys
 
 // scores^T -> P^T and dP^T -> dS^T, in place, for a group of queries: column j of the panel and one
 // group of dS^T. On the diagonal the first `unseeing` + r queries come before the key of row r;
@@ -364,8 +361,7 @@ static ALWAYS_INLINE void backward_panel(const BackwardScratch *s, const Backwar
                 accumulate, E);
 }
 
-// -------------------------------------------------------------------------------------------------
-// a block of keys
+// --------------------------------------------------------------------------------- a block of keys
 
 static ALWAYS_INLINE void attention_store_gradient(MatrixView m, int64_t first, int64_t count,
                                                    TileResult from, float scale, DType E) {
@@ -398,8 +394,7 @@ static ALWAYS_INLINE void backward_key_block(const BackwardScratch *s, const Bac
     attention_store_gradient(head->dv, k0, BLOCK_KEYS, result_from_row(s->dvalues, kept), 1.0f, E);
 }
 
-// -------------------------------------------------------------------------------------------------
-// a head
+// ------------------------------------------------------------------------------------------ a head
 
 // Packs the data that all blocks of keys read, a group of queries at a time. The queries beyond T
 // that fill the last group have Q, dO, lse and delta 0: P = 1 there, but dP = dS = 0 and dO = 0, so
@@ -496,8 +491,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// decoding
+// ---------------------------------------------------------------------------------------- decoding
 
 // The cache of keys and values, and attention of one new token to it: q k^T and p V for one head of
 // one sequence at a time. Memory-bound: the keys and values of a head are contiguous and are read
@@ -623,8 +617,7 @@ void backend_attention_decode(Tensor out, Tensor cache, Tensor qkv, Tensor posit
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// workspace
+// --------------------------------------------------------------------------------------- workspace
 
 int64_t cpu_attention_workspace(OpsShape shape) {
     ForwardScratch forward;

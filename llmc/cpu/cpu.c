@@ -15,8 +15,7 @@
 
 CpuBackend cpu_backend;
 
-// -------------------------------------------------------------------------------------------------
-// vector code
+// ------------------------------------------------------------------------------------- vector code
 
 // code.c, once each
 extern const CpuCode cpu_code_amx, cpu_code_avx512bf16, cpu_code_avx512, cpu_code_avx2,
@@ -109,8 +108,7 @@ bool cpu_find_code(CpuCodeChoice *wanted, const char *processor, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// state and workspace
+// ----------------------------------------------------------------------------- state and workspace
 
 int cpu_threads(void) {
     REQUIRE(cpu_backend.ready, "an op before device_init");

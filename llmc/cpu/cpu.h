@@ -86,8 +86,7 @@ static inline int64_t cpu_part(int64_t *end, int64_t bytes) {
     return offset;
 }
 
-// -------------------------------------------------------------------------------------------------
-// element-wise ops
+// -------------------------------------------------------------------------------- element-wise ops
 
 // Elements of one task of an element-wise op: 16 to 64 KiB, long enough to hide the cost of a task,
 // and a multiple of the vector length, so that only the last task of a tensor has a tail.

@@ -25,8 +25,7 @@
 #include <xmmintrin.h>
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// life and facts
+// ---------------------------------------------------------------------------------- life and facts
 
 // Denormals to zero, in and out, in every worker: AdamW's moments decay into them, and each one
 // costs over a hundred cycles. libgomp keeps its workers, and those that it starts later inherit
@@ -182,8 +181,7 @@ const DeviceFacts *device_facts(void) {
     return &cpu_backend.facts;
 }
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 enum { ALIGNMENT = 256, HUGE_PAGE = 2 << 20 };
 
@@ -253,8 +251,7 @@ void *host_alloc(size_t bytes, Error *err) {
 
 void host_free(void *p) { free(p); }
 
-// -------------------------------------------------------------------------------------------------
-// streams
+// ----------------------------------------------------------------------------------------- streams
 
 void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
     (void)stream;
@@ -276,8 +273,7 @@ void copy_d2h(void *host_dst, const void *device_src, size_t bytes, Stream strea
 
 void device_sync(void) {}
 
-// -------------------------------------------------------------------------------------------------
-// events
+// ------------------------------------------------------------------------------------------ events
 
 struct DeviceEvent {
     struct timespec time; // when it was recorded
@@ -313,8 +309,7 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
            (double)(stop->time.tv_nsec - start->time.tv_nsec) * 1e-9;
 }
 
-// -------------------------------------------------------------------------------------------------
-// graphs
+// ------------------------------------------------------------------------------------------ graphs
 
 struct DeviceGraph {
     char nothing; // C has no empty structs
@@ -336,8 +331,7 @@ bool device_graph_replay(DeviceGraph *graph) {
 void device_graph_begin(DeviceGraph *graph) { (void)graph; }
 void device_graph_end(DeviceGraph *graph) { (void)graph; }
 
-// -------------------------------------------------------------------------------------------------
-// tuning and sensors
+// ------------------------------------------------------------------------------ tuning and sensors
 
 // oneDNN's choices depend only on the processor, the number of threads and on itself.
 char *device_tuning(void) {

@@ -55,8 +55,7 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// GELU
+// -------------------------------------------------------------------------------------------- GELU
 
 // GELU in its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh
 // and nothing cancels for negative x:
@@ -112,8 +111,7 @@ void backend_gelu_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre)
     if (dbias.to.data) backend_bias_backward(dbias, dpre);
 }
 
-// ----------------------------------------------------------------------------------------- sums
-// and scalings, for Muon
+// --------------------------------------------------------------------- sums and scalings, for Muon
 
 void backend_tensor_axpby(Tensor out, float a, Tensor x, float b, Tensor y) {
     const int64_t n = tensor_numel(out);
@@ -155,8 +153,7 @@ void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors
         scale_elements(out[i], tensor_slice_elements(stack, i * n, n), factors[i]);
 }
 
-// -------------------------------------------------------------------------------------------------
-// gradient_add
+// ------------------------------------------------------------------------------------ gradient_add
 
 // Adds the fp32 gradients of a micro-step to gradients that are accumulated in the compute dtype.
 // The sum is rounded stochastically, because with rounding to nearest a small gradient would never
@@ -195,8 +192,7 @@ void backend_micro_step_count(Tensor control, int64_t count) {
     ((StepControl *)control.data)->micro_steps += (uint32_t)count;
 }
 
-// -------------------------------------------------------------------------------------------------
-// tensor_statistics
+// ------------------------------------------------------------------------------- tensor_statistics
 
 // tensor_statistics, in one pass over the bits of a tensor. Magnitudes are compared as integers,
 // because the ops run with denormals flushed to 0 and a comparison of floats would not see them.

@@ -10,8 +10,7 @@
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
 
-// -------------------------------------------------------------------------------------------------
-// batch
+// ------------------------------------------------------------------------------------------- batch
 
 void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     const int64_t B = tensor_rows(windows), T = tensor_cols(windows) - 1;
@@ -30,8 +29,7 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 // A token outside the table would read or write memory outside it.
 static void check_tokens(const char *op, const int32_t *tokens, int64_t N, int64_t Vp) {
@@ -61,8 +59,7 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
         });
 }
 
-// -------------------------------------------------------------------------------------------------
-// with its norm
+// ----------------------------------------------------------------------------------- with its norm
 
 // rows (N,C) = the norms of the tokens' rows of wte; backward: it holds the gradient of these, and
 // becomes that of the rows.
@@ -107,8 +104,7 @@ void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, flo
     norm_of_embeddings("embedding_norm_backward", dout, tokens, wte, eps, true);
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // Channels of one task: two cache lines of bf16 in each row.
 enum { STRIP = 64 };

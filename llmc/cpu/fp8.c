@@ -21,8 +21,7 @@
         }                                                                                          \
     } while (0)
 
-// -------------------------------------------------------------------------------------------------
-// the numbers
+// ------------------------------------------------------------------------------------- the numbers
 
 static ALWAYS_INLINE uint32_t power_of_two_bits(int exponent) {
     return (uint32_t)(127 + exponent) << 23;
@@ -62,8 +61,7 @@ static ALWAYS_INLINE V fp8_decode_lanes(VU code, DType F) {
     return (V)((VU)value | special_bits | (code & 0x80u) << 24);
 }
 
-// -------------------------------------------------------------------------------------------------
-// quantisation
+// ------------------------------------------------------------------------------------ quantisation
 
 // Compared as bits: magnitudes order as the numbers do, and NaN is greater than inf.
 static float fp8_amax(Tensor in) {
@@ -125,8 +123,7 @@ void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, F
             WITH_DTYPE(E, in.dtype, WITH_FORMAT(F, format, fp8_quantize_rows(&a, r, E, F)));
 }
 
-// -------------------------------------------------------------------------------------------------
-// products
+// ---------------------------------------------------------------------------------------- products
 
 // Rows [first, first + rows) of t with their true values, as an operand of dtype E at `out`.
 static Matrix fp8_widen(void *out, DType dtype, Tensor t, const Fp8Slot *slot, int64_t first,

@@ -9,8 +9,7 @@
 
 #include <omp.h>
 
-// -------------------------------------------------------------------------------------------------
-// cross-entropy
+// ----------------------------------------------------------------------------------- cross-entropy
 
 // One row in cache at a time, three passes: maximum, exponentials and their sum, gradient. While it
 // computes the exponentials it fetches the next row (prefetching past the end of memory has no
@@ -113,8 +112,7 @@ static void head_cross_entropy(float *losses, Tensor logits, const int32_t *targ
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// chunks
+// ------------------------------------------------------------------------------------------ chunks
 
 // din sums over the vocabulary in pieces of max this size, 50304 / 16: one call over all of it runs
 // at 731..754 GFLOP/s, calls of this size at 870..930. With AMX a quarter of it takes 6% less time

@@ -9,8 +9,7 @@
 #include <malloc.h>
 #include <stdlib.h>
 
-// ------------------------------------------------------------------------------------- bf16
-// without bf16 instructions
+// ------------------------------------------------------------------ bf16 without bf16 instructions
 
 // m, rows x cols, when it is fp32 at wide, with its unit stride in the same dimension.
 static Matrix widened(float *wide, Matrix m, int64_t rows, int64_t cols) {
@@ -109,8 +108,7 @@ static void gemm_widened(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, 
     free(own);
 }
 
-// -----------------------------------------------------------------------------------------------
-// pieces for the caches
+// --------------------------------------------------------------------------- pieces for the caches
 
 // n in equal pieces of at most `most`, a multiple of 64 elements: whole cache lines, and one shape
 // for oneDNN (or two).
@@ -204,8 +202,7 @@ void gemm(int64_t M, int64_t N, int64_t K, Matrix dst, Matrix a, Matrix b, void 
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// few rows
+// ---------------------------------------------------------------------------------------- few rows
 
 // The max number of rows for which it is faster than the library. One token of the 124M model in
 // bf16 on 2 threads, ms with oneDNN -> with this: 1 row 10.4 -> 4.1, 2 8.1 -> 4.3, 8 10.0 -> 6.0,
@@ -318,8 +315,7 @@ static ALWAYS_INLINE void few_rows_task(const Product *p, int64_t first, DType E
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// bias gradient
+// ----------------------------------------------------------------------------------- bias gradient
 
 // Sums over the rows of a batch, also for fp8, whose products do not handle bias gradients.
 // Memory-bound: every element is read once, in memory order.
@@ -361,8 +357,7 @@ void backend_bias_backward(Gradient dbias, Tensor dout) {
                     strip_sums(to.data, dout.data, j, rows, OC, dbias.add, E, G));
 }
 
-// -------------------------------------------------------------------------------------------------
-// ops
+// --------------------------------------------------------------------------------------------- ops
 
 // The whole workspace is free for gemm: cpu_scratch of 0 bytes.
 

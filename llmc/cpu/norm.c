@@ -49,8 +49,7 @@ static ALWAYS_INLINE V sum_of_chains(const V sum[CHAINS]) {
         }                                                                                          \
     } while (0)
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 typedef struct {
     void *out;
@@ -105,8 +104,7 @@ void backend_rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, 
     backend_layernorm_forward(out, tensor_none(), rstd, in, weight, tensor_none(), eps);
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 enum { OF_DWEIGHT, OF_DBIAS, OF_DIN, NUM_SUMS }; // vectors of a block
 

@@ -138,8 +138,7 @@ bool onednn_has_bf16(void) {
     return (onednn_instructions() & needed) == needed;
 }
 
-// ------------------------------------------------------------------------------------- differences
-// of versions 2 and 3
+// ----------------------------------------------------------------- differences of versions 2 and 3
 
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Descriptor; // a handle
@@ -185,8 +184,7 @@ static dnnl_status_t matmul_descriptor(dnnl_primitive_desc_t *pd, dnnl_engine_t 
 #endif
 }
 
-// -------------------------------------------------------------------------------------------------
-// the primitives
+// ---------------------------------------------------------------------------------- the primitives
 
 static void entry_create(Entry *e, const Key *k, dnnl_engine_t engine) {
     DType source = (DType)k->source;

@@ -14,8 +14,7 @@
 #include "llmc/cpu/cpu.h"
 #include <math.h>
 
-// -------------------------------------------------------------------------------------------------
-// parts
+// ------------------------------------------------------------------------------------------- parts
 
 // How work on an array of tensors is split: each tensor into max 128 parts, numbered consecutively
 // over all tensors. The threads of one parallel loop take them as they become free. So the hundred
@@ -104,8 +103,7 @@ static double parts_sum(Parts p, int tensor) {
     return sum;
 }
 
-// -------------------------------------------------------------------------------------------------
-// norm
+// -------------------------------------------------------------------------------------------- norm
 
 // fp32 sums are kept as short as this, then added in fp64.
 enum { RUN = 4096 };
@@ -144,8 +142,7 @@ void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
     for (int i = 0; i < n; i++) out[i] = (float)parts_sum(parts, i);
 }
 
-// -------------------------------------------------------------------------------------------------
-// decision
+// ---------------------------------------------------------------------------------------- decision
 
 void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, int64_t num_tokens,
                                  StepLimits limits) {
@@ -156,8 +153,7 @@ void backend_step_control_update(Tensor control, Tensor sumsq, Tensor losses, in
     step_control_decide(control.data, sumsq.data, num_tensors, loss_sum, num_tokens, limits);
 }
 
-// -------------------------------------------------------------------------------------------------
-// update
+// ------------------------------------------------------------------------------------------ update
 
 // The constants of one step, in the form the inner loops use.
 typedef struct {
@@ -197,8 +193,7 @@ static ALWAYS_INLINE V scaled_gradient(const UpdateTensor *t, const Step *s, int
     return vload_first(k, t->grad.data, e, G) * s->grad_factor;
 }
 
-// -------------------------------------------------------------------------------------------------
-// rules
+// ------------------------------------------------------------------------------------------- rules
 
 static ALWAYS_INLINE float one_minus(float beta) { return (float)(1.0 - (double)beta); }
 
@@ -314,8 +309,7 @@ static void find_direction(V *direction, const UpdateTensor *t, const Step *s, d
 #undef WITH_MOMENTS
 }
 
-// -------------------------------------------------------------------------------------------------
-// weights
+// ----------------------------------------------------------------------------------------- weights
 
 // w - lr (rate direction + decay w).
 static ALWAYS_INLINE V descended(V w, V direction, const UpdateTensor *t, const Step *s) {
@@ -389,8 +383,7 @@ void backend_optimizer_update(UpdateList *list, int first, int count, UpdatePara
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Muon's momentum
+// --------------------------------------------------------------------------------- Muon's momentum
 
 static ALWAYS_INLINE void momentum_block(const UpdateTensor *t, const Step *s, Span at, DType S,
                                          DType G) {
@@ -429,8 +422,7 @@ void backend_momentum_update(UpdateList *list, UpdateParams params, Tensor contr
     }
 }
 
-// ----------------------------------------------------------------------------------------------
-// Adafactor's statistics
+// -------------------------------------------------------------------------- Adafactor's statistics
 
 // Adafactor's second moments: for a matrix one number per row and one per column. Shazeer, Stern,
 // "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.

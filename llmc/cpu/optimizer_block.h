@@ -9,8 +9,7 @@
 #include "llmc/number.h"
 #include "llmc/ops.h"
 
-// -------------------------------------------------------------------------------------------------
-// 8-bit states
+// ------------------------------------------------------------------------------------ 8-bit states
 
 // llmc/number.h a vector at a time: the same operations in the same order, so the same codes and
 // numbers. Its loops over the decades become counts, its arrays lookups in a register.
@@ -82,8 +81,7 @@ static ALWAYS_INLINE VI dynamic8_encode_lanes(const Dynamic8 *map, V x, bool is_
                           vcount_greater(zero, x, vzero())); // a positive value never becomes 0
 }
 
-// -------------------------------------------------------------------------------------------------
-// blocks
+// ------------------------------------------------------------------------------------------ blocks
 
 enum { BLOCK_VECTORS = STATE_BLOCK / LANES };
 
@@ -111,8 +109,7 @@ static ALWAYS_INLINE void block_load_scaled(V *x, Tensor t, float factor, Span a
     for (int i = 0; i < at.vectors; i++) x[i] *= factor;
 }
 
-// ------------------------------------------------------------------------------------------------
-// stochastic rounding
+// ----------------------------------------------------------------------------- stochastic rounding
 
 // The numbers that select a tensor's random bits.
 typedef struct {
@@ -136,8 +133,7 @@ static ALWAYS_INLINE V round_lanes(HalfWords *h, int64_t i, V x) {
     return round_stochastically(x, vrounding_bits_at(h->words[i / RANDOM_BLOCK], i % RANDOM_BLOCK));
 }
 
-// -------------------------------------------------------------------------------------------------
-// moments
+// ----------------------------------------------------------------------------------------- moments
 
 // Runs the statements with the constant S, the dtype of the moments.
 #define WITH_STATE(S, dtype_, ...)                                                                 \

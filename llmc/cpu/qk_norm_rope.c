@@ -55,8 +55,7 @@ static QkRows qk_rows(Tensor packed, Tensor rstd, Tensor q_weight, Tensor k_weig
         }                                                                                          \
     } while (0)
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 // The rotation by an angle of which c and s are cosine and sine. Backward: by -s.
 static ALWAYS_INLINE V rotated_low(V a, V b, V c, V s) { return vfma(a, c, -(b * s)); }
@@ -127,8 +126,7 @@ void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_
                    WITH_HEAD_SIZE(HS, s.HS, rotate_row(&s, out.data, qkv.data, row, HS, eps, E)));
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // QK_HEADS heads at a time share the vectors of cosines, sines, weights and sums: with 16 registers
 // two are faster than one, three and four. Vectors of a block of rows, each half of a head: the

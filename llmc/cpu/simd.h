@@ -110,8 +110,7 @@ static ALWAYS_INLINE VU vlane_numbers(void) {
 // All ones in lanes where a < b, both below 2^31, so that the difference keeps its sign.
 static ALWAYS_INLINE VU vless_bits(VU a, VU b) { return (VU)((VI)(a - b) >> 31); }
 
-// ------------------------------------------------------------------------------------------- the
-// three implementations
+// ----------------------------------------------------------------------- the three implementations
 
 typedef float VUnaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t VUUnaligned __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -382,8 +381,7 @@ static ALWAYS_INLINE V vload_bf16(const uint16_t *p) {
 }
 static ALWAYS_INLINE void vstore_bf16(uint16_t *p, V x) { *(VHUnaligned *)p = vnarrow_bf16(x); }
 
-// -------------------------------------------------------------------------------------------- one
-// name for every dtype
+// ------------------------------------------------------------------------ one name for every dtype
 
 // LANES elements of type E (fp32 or bf16, a constant where this is inlined) from index i of the
 // array at p, and back.
@@ -453,8 +451,7 @@ static ALWAYS_INLINE void vstore_first_u8(int n, uint8_t *p, VI x) {
     memcpy(p, &b, (size_t)n);
 }
 
-// -------------------------------------------------------------------------------------------------
-// exp
+// --------------------------------------------------------------------------------------------- exp
 
 // e^x, relative error <= 1e-7 (test_simd measures 8.3e-8). 0 below -103.98 with AVX-512 (where
 // denormals are flushed, below -87.34), otherwise below -87.0; inf above 88.7229, NaN for NaN.
@@ -518,8 +515,7 @@ static ALWAYS_INLINE V vone_plus_exp2(V x, V factor) {
     return vfma(power * r, q, power + 1.0f);
 }
 
-// ------------------------------------------------------------------------------------------ pairs
-// of bf16 (attention)
+// ----------------------------------------------------------------------- pairs of bf16 (attention)
 
 // One instruction multiplies 16 x 16 pairs of bf16 with 16 x 16 (AMX), ten times as fast as
 // vdot_bf16: tile_matmul.c.

@@ -4,8 +4,7 @@
 #include "llmc/cpu/cpu.h"
 #include "llmc/cpu/simd.h"
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU
+// ------------------------------------------------------------------------------------------ SwiGLU
 
 // Below this a sigmoid is 0 or 1.6e-38, and so is silu but for its sign. NaN passes.
 static ALWAYS_INLINE V gate_bounded(V gate) { return vmax(vsplat(-87.0f), gate); }
@@ -59,8 +58,7 @@ void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tenso
     if (dbias.to.data) backend_bias_backward(dbias, dgate_up);
 }
 
-// -------------------------------------------------------------------------------------------------
-// ReLU^2
+// ------------------------------------------------------------------------------------------ ReLU^2
 
 void backend_relu2_forward(Tensor out, Tensor pre) {
     const int64_t n = tensor_numel(pre);

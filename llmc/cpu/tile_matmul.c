@@ -2,8 +2,7 @@
 // Independent of attention; touches only its operands.
 #include "llmc/cpu/tile_matmul.h"
 
-// -------------------------------------------------------------------------------------------------
-// micro-kernel
+// ------------------------------------------------------------------------------------ micro-kernel
 
 // A tile of TILE_ROWS x TILE_GROUPS vectors of sums stays in registers over the whole depth. With
 // AVX-512 8 x 3 of the 32 registers run at the rate of the bare bf16 instruction on Zen 5, 520
@@ -52,8 +51,7 @@ static ALWAYS_INLINE void tile_column(TileResult c, LeftOperand a, RightOperand 
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// tiles of AMX
+// ------------------------------------------------------------------------------------ tiles of AMX
 
 // The packed operands are tiles as they are: 16 rows of 16 words on the left, on the right 16 words
 // of depth of a group of columns. One left tile meets three groups: four loads of 8 cycles for
@@ -162,8 +160,7 @@ void tile_matmul(TileResult c, LeftOperand a, RightOperand b, int64_t rows, int6
     });
 }
 
-// -------------------------------------------------------------------------------------------------
-// packing
+// ----------------------------------------------------------------------------------------- packing
 
 // LANES words of one row, from word w on: the depth runs along the row.
 static ALWAYS_INLINE VU words_along_row(MatrixView m, int64_t row, int64_t w, DType E) {

@@ -75,8 +75,7 @@ static inline TileResult result_from_column(TileResult c, int64_t column) {
     return (TileResult){c.data + column / LANES * c.group_stride, c.row_stride, c.group_stride};
 }
 
-// -------------------------------------------------------------------------------------------------
-// packing
+// ----------------------------------------------------------------------------------------- packing
 
 // A matrix inside a larger row-major array, such as the queries of one head.
 typedef struct {
@@ -112,8 +111,7 @@ static ALWAYS_INLINE void prefetch_row(MatrixView m, int64_t row) {
     for (int64_t i = 0; i < m.columns * size; i += cache_line) __builtin_prefetch(p + i);
 }
 
-// -------------------------------------------------------------------------------------------------
-// transpose
+// --------------------------------------------------------------------------------------- transpose
 
 // One step: in every 2h x 2h block the two off-diagonal h x h blocks are swapped. The steps h =
 // LANES / 2, .. 2, 1 transpose. The lists pick from rows i (0..LANES - 1) and i + h (LANES..2 LANES

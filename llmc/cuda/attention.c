@@ -42,8 +42,7 @@ typedef struct {
     Gradient dbias;                   // backward; may be absent
 } Call;
 
-// -------------------------------------------------------------------------------------------------
-// planning
+// ---------------------------------------------------------------------------------------- planning
 
 static bool is_cudnn(AttentionChoice asked) {
     return asked == ATTENTION_CUDNN || asked == ATTENTION_FAST;
@@ -170,8 +169,7 @@ void cuda_attention_shutdown(void) {
     cudnn_attention_close();
 }
 
-// -------------------------------------------------------------------------------------------------
-// running
+// ----------------------------------------------------------------------------------------- running
 
 // Returns whether it made dbias as well.
 static bool run_own(const Call *c) {
@@ -187,8 +185,7 @@ static bool run_cudnn(const Call *c, CudnnAttention *a, Error *why) {
     return cudnn_attention_run(a, c->out, c->lse, c->qkv, c->dqkv, c->dout, workspace, why);
 }
 
-// -------------------------------------------------------------------------------------------------
-// measuring
+// --------------------------------------------------------------------------------------- measuring
 
 // The tolerance of cuDNN's results, as ||x - own|| / ||own||. Both sum in fp32 and round P, dS and
 // the result: each by 2^-9 on average in bf16. In fp16 small dS are rounded to multiples of 2^-24,
@@ -344,8 +341,7 @@ static void decide(const Call *call, Pass *p) {
     if (block) CUDA_CHECK(cudaFree(block));
 }
 
-// -------------------------------------------------------------------------------------------------
-// ops
+// --------------------------------------------------------------------------------------------- ops
 
 // Returns whether it made dbias as well.
 static bool run_pass(const Call *c) {
@@ -386,8 +382,7 @@ void backend_attention_backward(Tensor dqkv, Tensor dout, Tensor out, Tensor lse
     if (run_pass(&c) && dbias) *dbias = gradient_none();
 }
 
-// -------------------------------------------------------------------------------------------------
-// description
+// ------------------------------------------------------------------------------------- description
 
 const char *cuda_attention_description(void) {
     static char text[2 * sizeof(Error)];

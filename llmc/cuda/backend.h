@@ -87,8 +87,8 @@ size_t cuda_graph_nodes(const DeviceGraph *graph);
 // takes a minute, or if NCCL has failed.
 void cuda_comm_shutdown(void);
 
-// ------------------------------------------------------------------------------------- kernels
-// that several ops launch On the compute stream.
+// ----------------------------------------------------------------- kernels that several ops launch
+// On the compute stream.
 
 // out (N,OC) += bias (OC): where cuBLASLt has no such epilogue.
 void cuda_add_bias(Tensor out, Tensor bias);

@@ -8,8 +8,8 @@
 // exponentials take the place of the logits once they are summed, so that each is computed once.
 #include "llmc/cuda/intrinsics.cuh"
 
-// -------------------------------------------------------------------------------------------------
-// one row A row of GPT-2's vocabulary in 16 bits is 100,608 bytes. It stays on the chip between the
+// ----------------------------------------------------------------------------------------- one row
+// A row of GPT-2's vocabulary in 16 bits is 100,608 bytes. It stays on the chip between the
 // maximum, the sum of exponentials and the gradient, in one of three ways:
 //   registers   13 packs of 16 bytes for each of 512 threads: one block a multiprocessor, on every
 //   GPU. Short rows, of
@@ -132,8 +132,7 @@ static __device__ __forceinline__ void store_target(T *row, int target, const Ro
             from_float<T>((exp_shifted(s.target_logit, s.shift) * s.inverse - s.sum) * s.factor);
 }
 
-// -------------------------------------------------------------------------------------------------
-// row in registers
+// -------------------------------------------------------------------------------- row in registers
 
 // Thread t owns packs t, t + blockDim.x, ...: PACKS of them, the last possibly after the end of the
 // row. Launch: a block a row, Vp / N packs <= PACKS * blockDim.x, blockDim.x <= ROW_THREADS.
@@ -171,8 +170,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     store_target<T, N>(row, target, s);
 }
 
-// ------------------------------------------------------------------------------------------------
-// row in shared memory
+// ---------------------------------------------------------------------------- row in shared memory
 
 // Packs that a thread loads at a time: the 13 of GPT-2's row in two rounds.
 enum { IN_FLIGHT = 7 };
@@ -224,8 +222,7 @@ static __global__ void __launch_bounds__(ROW_THREADS, 2)
     store_target<T, N>(row, target, s);
 }
 
-// -------------------------------------------------------------------------------------------------
-// looping
+// ----------------------------------------------------------------------------------------- looping
 
 // Any row, N elements at a time. Maximum and sum together: the sum is rescaled when the maximum
 // grows. Launch: a block of ROW_THREADS a row.
@@ -263,8 +260,7 @@ static __global__ void __launch_bounds__(ROW_THREADS) looping_kernel(T *logits, 
     store_target<T, N>(row, target, s);
 }
 
-// -------------------------------------------------------------------------------------------------
-// launch
+// ------------------------------------------------------------------------------------------ launch
 
 template <class T, int PACKS>
 static void launch_registers(T *logits, int rows, const CrossEntropy &p) {
@@ -309,8 +305,7 @@ void cross_entropy(float *losses, Tensor logits, const int32_t *targets, int64_t
     DISPATCH(logits.dtype, T, launch<T>(logits, p));
 }
 
-// -------------------------------------------------------------------------------------------------
-// the head
+// ---------------------------------------------------------------------------------------- the head
 
 int64_t ops_head_chunk_rows(OpsShape shape) {
     return cuda_size_head_chunk_rows(shape, cuda_backend.num_sms,

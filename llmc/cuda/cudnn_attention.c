@@ -54,8 +54,7 @@ bool cudnn_attention_compile(CudnnAttention *a, Error *why) {
     return cudnn_plan_compile(a->plan, why);
 }
 
-// -------------------------------------------------------------------------------------------------
-// runs
+// -------------------------------------------------------------------------------------------- runs
 
 // q, k or v (part 0, 1, 2) in a packed (B,T,NH + 2 NKV,HS).
 static void *packed_part(Tensor packed, AttentionShape s, int part) {

@@ -14,8 +14,7 @@ enum { MAX_DESCRIPTORS = 96, ALIGNMENT = 16 };
 
 typedef cudnnBackendDescriptor_t Descriptor;
 
-// -------------------------------------------------------------------------------------------------
-// single descriptors
+// ------------------------------------------------------------------------------ single descriptors
 
 void cudnn_check(CudnnBuild *b, cudnnStatus_t status) {
     if (status == CUDNN_STATUS_SUCCESS) return;
@@ -48,8 +47,7 @@ void cudnn_finalize(CudnnBuild *b, Descriptor d) {
     if (!b->failed) cudnn_check(b, cudnn.cudnnBackendFinalize(d));
 }
 
-// -------------------------------------------------------------------------------------------------
-// builder
+// ----------------------------------------------------------------------------------------- builder
 
 struct CudnnGraph {
     Descriptor descriptors[MAX_DESCRIPTORS], operations[CUDNN_GRAPH_MAX_OPERATIONS], graph;
@@ -198,8 +196,7 @@ static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor 
     add_operation(g, d);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the graphs
+// -------------------------------------------------------------------------------------- the graphs
 
 // The layouts of a shape. A transposed matrix is the same memory with dimensions and strides
 // exchanged: of k and v, cuDNN wants to see the transposed one.
@@ -340,8 +337,7 @@ static void backward_graph(CudnnGraph *g, const Layouts *l, bool collected) {
     unary(g, "dQ = dQ sums", CUDNN_POINTWISE_IDENTITY, dq, sums);
 }
 
-// -------------------------------------------------------------------------------------------------
-// lifetime
+// ---------------------------------------------------------------------------------------- lifetime
 
 CudnnGraph *cudnn_graph_create(CudnnGraphKind kind, AttentionShape s, Error *err) {
     REQUIRE(s.dtype == DTYPE_BF16 || s.dtype == DTYPE_FP16, "cuDNN graph: %s", dtype_name(s.dtype));

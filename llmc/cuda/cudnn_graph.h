@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 #ifdef HAVE_CUDNN
-// -------------------------------------------------------------------------------------------------
-// graphs cuDNN does not run the operations of a graph one by one. It recognises the whole as
+// ------------------------------------------------------------------------------------------ graphs
+// cuDNN does not run the operations of a graph one by one. It recognises the whole as
 // attention and has one fused kernel for it; a graph that is written in another way, however right,
 // has none. The spelling here is the one that it recognises on every architecture.
 
@@ -76,8 +76,8 @@ void cudnn_refer(CudnnBuild *b, cudnnBackendDescriptor_t d, cudnnBackendAttribut
                  cudnnBackendDescriptor_t to);
 void cudnn_finalize(CudnnBuild *b, cudnnBackendDescriptor_t d);
 
-// -------------------------------------------------------------------------------------------------
-// plans How cuDNN runs a graph. Choosing an engine takes milliseconds and tells the workspace;
+// ------------------------------------------------------------------------------------------- plans
+// How cuDNN runs a graph. Choosing an engine takes milliseconds and tells the workspace;
 // compiling its kernel takes 0.2 to 1.3 seconds.
 
 // Device properties: of a GPU by its CUDA number, or of one that a JSON text describes
@@ -121,8 +121,8 @@ void cudnn_plan_destroy(CudnnPlan *plan); // NULL is fine
 // workspace.
 bool cudnn_plan_compile(CudnnPlan *plan, Error *err);
 
-// -------------------------------------------------------------------------------------------------
-// passes One pass of attention, forward or backward, as cuDNN is to compute it on one architecture:
+// ------------------------------------------------------------------------------------------ passes
+// One pass of attention, forward or backward, as cuDNN is to compute it on one architecture:
 // which form of the graph, on which engine, in how much workspace.
 
 // Offsets in the workspace of a pass, in bytes.

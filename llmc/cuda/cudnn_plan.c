@@ -22,8 +22,7 @@ static void get_number(CudnnBuild *b, Descriptor d, cudnnBackendAttributeName_t 
               (long long)count);
 }
 
-// -------------------------------------------------------------------------------------------------
-// device
+// ------------------------------------------------------------------------------------------ device
 
 static Descriptor device_of(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type,
                             int64_t count, const void *values, Error *err) {
@@ -46,8 +45,7 @@ Descriptor cudnn_device_of_text(const char *json, Error *err) {
                      (int64_t)strlen(json), json, err);
 }
 
-// -----------------------------------------------------------------------------------------------
-// engine configurations
+// --------------------------------------------------------------------------- engine configurations
 
 // The one configuration that engine describes.
 static void configure(CudnnPlan *plan, CudnnBuild *b, const CudnnGraph *graph, Descriptor device,
@@ -146,8 +144,7 @@ static bool keep_fitting(CudnnPlan *plan, CudnnBuild *b, bool must_repeat, int64
                      (long long)smallest, (long long)limit);
 }
 
-// -------------------------------------------------------------------------------------------------
-// plans
+// ------------------------------------------------------------------------------------------- plans
 
 CudnnPlan *cudnn_plan_create(const CudnnGraph *graph, Descriptor device, const CudnnEngine *engine,
                              bool must_repeat, int64_t max_workspace, Error *err) {
@@ -201,8 +198,8 @@ bool cudnn_plan_compile(CudnnPlan *plan, Error *err) {
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// passes Forward there is one form, and it repeats. Backward, the question is in which order the
+// ------------------------------------------------------------------------------------------ passes
+// Forward there is one form, and it repeats. Backward, the question is in which order the
 // contributions of the blocks of keys to dQ are added. No engine of cuDNN 9.19 carries the note
 // NONDETERMINISTIC, so the notes do not answer it; NVIDIA's own front end (cudnn-frontend 1.2x)
 // takes the forms below when it is asked for a deterministic backward pass.

@@ -38,8 +38,7 @@ static __device__ unsigned tickets[TICKETS];
 // The result of a chunk: HS sums of p v, the maximum of its scores times scale_log2e, the sum of p.
 static __device__ int part_floats(int HS) { return HS + DECODE_EXTRA_FLOATS; }
 
-// -------------------------------------------------------------------------------------------------
-// storing
+// ----------------------------------------------------------------------------------------- storing
 
 enum { STORE_THREADS = 256 };
 
@@ -61,8 +60,7 @@ static __global__ void __launch_bounds__(STORE_THREADS)
     store_vector(cache + to, load_vector<T, N>(qkv + row * (queries + stored) + queries + col));
 }
 
-// -------------------------------------------------------------------------------------------------
-// decoding
+// ---------------------------------------------------------------------------------------- decoding
 
 // Keys or values of one chunk of a head.
 template <class T> struct ChunkRows {
@@ -229,8 +227,7 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
                       s.HS);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the host
+// ---------------------------------------------------------------------------------------- the host
 
 // cache (B,2NKV,maxT,HS).
 static DecodeShape decode_shape(Tensor cache, Tensor qkv) {

@@ -29,8 +29,7 @@ CudaBackend cuda_backend;
 
 void device_prepare_process(char **argv) { (void)argv; } // nothing of CUDA is read before main
 
-// -------------------------------------------------------------------------------------------------
-// finding it
+// -------------------------------------------------------------------------------------- finding it
 
 // Makes a GPU that CUDA shows this process the current one: of several the one of this number. A
 // launcher may show each process a GPU of its own (srun): then it is that one. CUDA_VISIBLE_DEVICES
@@ -117,8 +116,7 @@ static bool inspect_gpu(GpuAttributes *gpu, int *arch, Error *err) {
                      CUDA_ARCHS, gpu->name, capability, capability, reason);
 }
 
-// -------------------------------------------------------------------------------------------------
-// life and facts
+// ---------------------------------------------------------------------------------- life and facts
 
 static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf32) {
     facts->backend = "cuda";
@@ -205,8 +203,7 @@ const DeviceFacts *device_facts(void) {
     return facts;
 }
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 // One block from device_alloc: what device_free must subtract. There are a handful: the arena and
 // short-lived buffers.
@@ -286,8 +283,7 @@ void host_free(void *p) {
     if (p) CUDA_CHECK(cudaFreeHost(p));
 }
 
-// -------------------------------------------------------------------------------------------------
-// workspace
+// --------------------------------------------------------------------------------------- workspace
 
 int64_t ops_workspace_bytes(OpsShape shape) {
     cuda_matmul_note_shape(shape);
@@ -319,8 +315,7 @@ bool backend_computes(DType dtype) {
     return dtype == DTYPE_FP32 || dtype == DTYPE_BF16 || dtype == DTYPE_FP16;
 }
 
-// -------------------------------------------------------------------------------------------------
-// copies and waiting
+// ------------------------------------------------------------------------------ copies and waiting
 
 void copy_h2d(void *device_dst, const void *host_src, size_t bytes, Stream stream) {
     CUDA_CHECK(cudaMemcpyAsync(device_dst, host_src, bytes, cudaMemcpyHostToDevice,
@@ -339,8 +334,7 @@ void device_copy(void *device_dst, const void *device_src, size_t bytes) {
 
 void device_sync(void) { CUDA_CHECK(cudaDeviceSynchronize()); }
 
-// -------------------------------------------------------------------------------------------------
-// events
+// ------------------------------------------------------------------------------------------ events
 
 // A DeviceEvent is a cudaEvent_t.
 
@@ -378,8 +372,8 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
     return (double)ms * 1e-3;
 }
 
-// -------------------------------------------------------------------------------------------------
-// graphs A micro-step of 12 layers is some 250 launches; one by one they cost the host 2 to 5 us
+// ------------------------------------------------------------------------------------------ graphs
+// A micro-step of 12 layers is some 250 launches; one by one they cost the host 2 to 5 us
 // each, as long as the kernels of a small batch run. Recorded once, they cost one launch. A graph
 // goes through three states, each pass through `if (!replay) { begin; ops; end; }` moving it on by
 // one:

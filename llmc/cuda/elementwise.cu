@@ -8,8 +8,7 @@ enum { THREADS = 256 };
 
 static unsigned blocks(int64_t items) { return (unsigned)ceil_div(items, THREADS); }
 
-// -------------------------------------------------------------------------------------------------
-// batch
+// ------------------------------------------------------------------------------------------- batch
 
 // inputs, targets (B,T) i32 from windows (B,T+1) u16 or i32. Block (b, chunk), one token of window
 // b a thread: it is the input of its place and the target of the place before. Bytes: each token is
@@ -38,8 +37,7 @@ void backend_batch_unpack(Tensor inputs, Tensor targets, Tensor windows) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// losses
+// ------------------------------------------------------------------------------------------ losses
 
 // sums (B) = or += the sums of the rows of losses (B,T), a block each: thread t adds every 256th in
 // order, then the threads are added in the order of a tree. Bytes: 4 B * T.
@@ -59,8 +57,7 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
     ((float *)sums.data, (const float *)losses.data, T, add);
 }
 
-// -------------------------------------------------------------------------------------------------
-// fill
+// -------------------------------------------------------------------------------------------- fill
 
 // 16 bytes per thread; the elements after the last pack, or all of an unaligned tensor, one per
 // thread. items counts both.
@@ -89,8 +86,7 @@ void backend_tensor_fill(Tensor t, float value) {
     });
 }
 
-// -------------------------------------------------------------------------------------------------
-// cast
+// -------------------------------------------------------------------------------------------- cast
 
 // dst = src, four elements a thread (16 bytes of fp32, 8 of the others), the remainder one per
 // thread, as in fill_kernel. Bytes: 6 an element between fp32 and a 16-bit type.
@@ -121,8 +117,8 @@ void backend_tensor_cast(Tensor dst, Tensor src) {
              }));
 }
 
-// -------------------------------------------------------------------------------------------------
-// GELU and ReLU^2 Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight
+// --------------------------------------------------------------------------------- GELU and ReLU^2
+// Two packs a thread, a block's width apart: 2 or 4 loads of 16 bytes in flight
 // fill the memory of an H200 at half of the threads that a multiprocessor can hold.
 enum { THREAD_PACKS = 2 };
 
@@ -192,8 +188,8 @@ void backend_relu2_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor pre
         activation<Relu2, true>(dpre, dout, pre);
 }
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU Rows of gate_up are (gate (F), up (F)). Thread i owns columns [c, c + N) of row i / (F /
+// ------------------------------------------------------------------------------------------ SwiGLU
+// Rows of gate_up are (gate (F), up (F)). Thread i owns columns [c, c + N) of row i / (F /
 // N) of out and of both halves of gate_up, whose gradient may overwrite it. N = 1: for rows that
 // are not a multiple of 16 bytes.
 
@@ -268,8 +264,8 @@ void backend_swiglu_backward(Tensor dgate_up, Gradient dbias, Tensor dout, Tenso
     if (dbias.to.data) backend_bias_backward(dbias, dgate_up);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tensor arithmetic a x + b y; and for Muon's orthogonalisation tensors that become a stack,
+// ------------------------------------------------------------------------------- tensor arithmetic
+// a x + b y; and for Muon's orthogonalisation tensors that become a stack,
 // divided by their norms, and back.
 
 // 4 neighbours a thread, as in the kernels of the update; the remainder, or all of an unaligned
@@ -397,8 +393,8 @@ void backend_stack_scatter(const Tensor *out, Tensor stack, const float *factors
     });
 }
 
-// -------------------------------------------------------------------------------------------------
-// statistics tensor_statistics: counts the contents of a tensor in one pass over its bits. Two
+// -------------------------------------------------------------------------------------- statistics
+// tensor_statistics: counts the contents of a tensor in one pass over its bits. Two
 // launches, no atomics: blocks count their parts into the workspace, one block adds the parts to
 // the TensorStats of the caller. Magnitudes are compared as integers, as on the CPU, so that
 // denormals are counted as such in every build.

@@ -12,8 +12,7 @@
 // written, and at most u / 8 (16-bit dout; fp32: u / 16) for the sums of runs between tiles.
 #include "llmc/cuda/intrinsics.cuh"
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 enum { ROW_THREADS = 256 }; // streaming kernels: each thread moves N elements of a row, 16 bytes
 
@@ -55,8 +54,7 @@ void backend_embedding_forward(Tensor out, Tensor tokens, Tensor wte, Tensor wpe
     });
 }
 
-// -------------------------------------------------------------------------------------------------
-// with its norm
+// ----------------------------------------------------------------------------------- with its norm
 
 enum { ROW_WARPS = ROW_THREADS / WARP };
 
@@ -118,8 +116,8 @@ void backend_embedding_norm_backward(Tensor dout, Tensor tokens, Tensor wte, flo
     launch_embedding_norm<true>(dout, tokens, wte, eps);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the sort The positions of a batch sorted by their token, in one launch: a counting sort in which
+// ---------------------------------------------------------------------------------------- the sort
+// The positions of a batch sorted by their token, in one launch: a counting sort in which
 // no block needs the result of another. Stable, and the same from run to run.
 //
 // Token t belongs to block t mod BLOCKS: frequent tokens have small numbers, neighbours in number
@@ -222,8 +220,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // Rows whose loads a thread issues before it uses the first. Rows after the end count as zeros,
 // without branches: a branch between the loads makes the compiler issue each one where it is used.
@@ -241,8 +238,7 @@ static __device__ __forceinline__ void add_strided_rows(float (&sum)[N], const T
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward, tokens
+// -------------------------------------------------------------------------------- backward, tokens
 
 // Sorted positions a block sums. 64: 1,024 tiles of three warps at N = 65,536 and C = 768, 23 warps
 // for each of 132 multiprocessors; the sums between tiles cost u / 8 at most.
@@ -377,8 +373,7 @@ static void tokens_backward(Tensor dwte, Tensor dout, Tensor tokens) {
     ((G *)dwte.data, partials, order, token, (int)positions, (int)C);
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward, positions
+// ----------------------------------------------------------------------------- backward, positions
 
 // Thread i owns elements [c, c + N) of row t = i / (C / N) of dwpe and adds the B rows of dout that
 // belong to it, in order. Reads dout once; reads (add) and writes rows of dwpe once.

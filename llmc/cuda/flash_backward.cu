@@ -37,8 +37,7 @@ template <int HEAD> static __device__ __forceinline__ float *block_sums(float *s
     return sums + ((int64_t)part * gridDim.x + blockIdx.x) * HEAD;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the queries
+// ------------------------------------------------------------------------------------- the queries
 
 // For each query in this lane's fragments: lse * log2(e), and D, which lane 0 of four also stores.
 // The four lanes of a row share its chunks. Loads have no branches, so that all of them are in
@@ -147,8 +146,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// the keys
+// ---------------------------------------------------------------------------------------- the keys
 
 // scores -> P^T, dP -> dS^T; lse and D of the tile's queries, which are the columns here, come from
 // shared memory.
@@ -256,8 +254,7 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// bias gradient
+// ----------------------------------------------------------------------------------- bias gradient
 
 // dbias ((NH + 2 NKV) HS) = or += the sums that the blocks of both kernels left: those of q, then
 // of k and of v, whose grids are those of the shapes q and kv. A block has the columns of one head
@@ -303,8 +300,7 @@ static __global__ void __launch_bounds__(SUM_THREADS)
     put_gradient_of(dtype, dbias, (int64_t)blockIdx.x * s.HS + column, total, add);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the host
+// ---------------------------------------------------------------------------------------- the host
 
 typedef struct {
     float *delta, *sums; // sums: NULL without dbias

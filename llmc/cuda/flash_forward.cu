@@ -17,8 +17,7 @@
 
 #include <math.h>
 
-// -------------------------------------------------------------------------------------------------
-// the kernel
+// -------------------------------------------------------------------------------------- the kernel
 
 // Shared memory of HEAD = 64 on Ampere: Q 16 KB, two stages of K and V 32 KB. Registers hold O, S
 // (or P) and, up to 64 columns, Q; for more columns only half the keys fit.
@@ -139,8 +138,7 @@ static void forward_launch(Tensor out, Tensor lse, Tensor qkv, FlashShape s) {
     ((T *)out.data, (float *)lse.data, (const T *)qkv.data, flash_grouped(s, blocks));
 }
 
-// -------------------------------------------------------------------------------------------------
-// the host
+// ---------------------------------------------------------------------------------------- the host
 
 bool cuda_flash_supports(DType dtype, int64_t head_size) {
     const int capability = cuda_backend.compute_capability;

@@ -29,8 +29,7 @@ struct Turing {
 // Whether Arch matches the architecture being compiled; other kernels compile to a trap.
 template <class Arch> static constexpr bool flash_compiled = Arch::AMPERE == (HAS_AMPERE != 0);
 
-// ------------------------------------------------------------------------------------------------
-// the division of work
+// ---------------------------------------------------------------------------- the division of work
 
 // Blocks of one head read the same keys and values, so they should run at the same time, while
 // these are in L2. The heaviest blocks should run first, so that no multiprocessor ends with one.
@@ -100,8 +99,7 @@ static __device__ __forceinline__ int kv_head(const FlashShape &s, int head) {
     return head / (s.NH / s.NKV);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tiles
+// ------------------------------------------------------------------------------------------- tiles
 
 // The offset of chunk `chunk` of row `row` in a tile, in elements. 128-byte rows: 8 chunks,
 // permuted by row % 8. 64- and 192-byte rows: two rows make 128 bytes of banks, so chunks are
@@ -217,8 +215,7 @@ static __device__ __forceinline__ void tile_load(T *tile, const HeadRows<const T
     __syncthreads();
 }
 
-// -------------------------------------------------------------------------------------------------
-// products
+// ---------------------------------------------------------------------------------------- products
 
 template <class Arch, class T>
 static __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
@@ -379,8 +376,7 @@ static __device__ __forceinline__ float quad_sum(float v) {
     return v + __shfl_xor_sync(ALL_LANES, v, 2);
 }
 
-// -------------------------------------------------------------------------------------------------
-// dispatch
+// ---------------------------------------------------------------------------------------- dispatch
 
 // Runs the statements with the constant HEAD, the head size rounded up to one that kernels are
 // built for. Four sizes keep the build short; a head size in between pays for the zeros.

@@ -10,8 +10,7 @@
 // the slot, as it does in the codes.
 #include "llmc/cuda/intrinsics.cuh"
 
-// -------------------------------------------------------------------------------------------------
-// magnitude bits
+// ---------------------------------------------------------------------------------- magnitude bits
 
 // The larger of m and the magnitudes in a word, or in a vector, as the bits of T without sign.
 template <class T>
@@ -40,8 +39,7 @@ template <int WARPS> static __device__ __forceinline__ unsigned block_maximum(un
     return v;
 }
 
-// -----------------------------------------------------------------------------------------------
-// largest magnitude
+// ------------------------------------------------------------------------------- largest magnitude
 
 // 8 blocks fill a multiprocessor; 4 loads of 16 bytes a thread in flight are 128 KB there, of which
 // an H200 needs 25.
@@ -79,8 +77,7 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
     fp8_slot_record(slot, __uint_as_float(atomicExch(&largest_so_far, 0u)), format);
 }
 
-// -----------------------------------------------------------------------------------------
-// quantisation and transpose
+// ---------------------------------------------------------------------- quantisation and transpose
 
 // A block has 128 rows of 64 columns: 16 KB of 16-bit elements in 1024 loads of 16 bytes, 8 a
 // thread, all in flight. Rows of the tile are whole lines of 128 bytes in `in`, rows of its
@@ -191,8 +188,7 @@ static __global__ void __launch_bounds__(THREADS)
     if (transposed) store_columns(transposed, tile, row0, col0, N, K);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the host
+// ---------------------------------------------------------------------------------------- the host
 
 void backend_fp8_quantize(Tensor q, Tensor transposed, Tensor in, Tensor slot, Fp8Scaling scaling) {
     const int64_t N = tensor_rows(in), K = tensor_cols(in);

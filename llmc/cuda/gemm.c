@@ -41,8 +41,7 @@ static struct {
 
 GemmCounts gemm_counts(void) { return state.counts; }
 
-// -------------------------------------------------------------------------------------------------
-// plans and messages
+// ------------------------------------------------------------------------------ plans and messages
 
 static int alignment_of(const void *p, int64_t stride) {
     const uintptr_t bits = (uintptr_t)p | (uintptr_t)stride | 256;
@@ -85,8 +84,7 @@ static cublasComputeType_t compute_type(const Gemm *g) {
     return CUBLAS_COMPUTE_32F;
 }
 
-// -------------------------------------------------------------------------------------------------
-// descriptors
+// ------------------------------------------------------------------------------------- descriptors
 
 #define LT_CHECK(g, call)                                                                          \
     do {                                                                                           \
@@ -167,8 +165,7 @@ static void make_descriptors(GemmPlan *p) {
     p->d = make_layout(g, g->out, g->m, g->n, false);
 }
 
-// -------------------------------------------------------------------------------------------------
-// candidates
+// -------------------------------------------------------------------------------------- candidates
 
 // The library sorts its candidates by expected time.
 enum { GEMM_MAX_CANDIDATES = CHOICE_MAX_WAYS };
@@ -267,8 +264,7 @@ static void set_units(const GemmPlan *p, int32_t units) {
     set_operation(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &units, sizeof units);
 }
 
-// -------------------------------------------------------------------------------------------------
-// choice
+// ------------------------------------------------------------------------------------------ choice
 
 // The candidates of one plan while they are tried on plan->gemm, whose D is NULL if there is no
 // memory to try them.

@@ -41,8 +41,7 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// -------------------------------------------------------------------------------------------------
-// matrix product
+// ---------------------------------------------------------------------------------- matrix product
 
 // c += a * b, 16 x 8 x 16, 16-bit factors, fp32 sums. sm_80+.
 template <class T>
@@ -81,8 +80,7 @@ static __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], uint32_t a0, u
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// -------------------------------------------------------------------------------------------------
-// matrix loads
+// ------------------------------------------------------------------------------------ matrix loads
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory: lane 8 i + r gives the address of row
 // r of matrix i, 16 bytes, 16-byte aligned; out[i] of lane L is row L/4, columns 2(L%4) and the
@@ -101,8 +99,7 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&out)[4], con
                  : "memory");
 }
 
-// -------------------------------------------------------------------------------------------------
-// asynchronous copies
+// ----------------------------------------------------------------------------- asynchronous copies
 
 // Copies from global to shared memory that are in flight while the thread computes. sm_80+.
 //   - copy_async: 16 bytes, both addresses 16-byte aligned, past L1; if not valid, writes zeros and
@@ -128,8 +125,7 @@ static __device__ __forceinline__ void copy_async_commit() { __trap(); }
 template <int N> static __device__ __forceinline__ void copy_async_wait() { __trap(); }
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// arithmetic
+// -------------------------------------------------------------------------------------- arithmetic
 
 // 2^x, relative error 2^-22; 0 for -inf. One instruction of the special function unit.
 static __device__ __forceinline__ float exp2_approx(float x) {

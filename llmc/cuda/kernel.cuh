@@ -127,8 +127,7 @@ static __device__ __forceinline__ bool finishes_last(unsigned *ticket, int block
     return last[0];
 }
 
-// -------------------------------------------------------------------------------------------------
-// conversion
+// -------------------------------------------------------------------------------------- conversion
 
 static __device__ __forceinline__ float to_float(float x) { return x; }
 static __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
@@ -168,8 +167,8 @@ template <> __device__ __forceinline__ float2 unpack_two<fp16>(uint32_t word) {
     return __half22float2(two);
 }
 
-// -------------------------------------------------------------------------------------------------
-// vectors Vector<T, N>: N adjacent elements in the registers of a thread. A pack is the vector of
+// ----------------------------------------------------------------------------------------- vectors
+// Vector<T, N>: N adjacent elements in the registers of a thread. A pack is the vector of
 // 16 bytes, the most that one instruction loads or stores: PACK<T> elements. A longer vector takes
 // several accesses, for kernels that process the same number of elements of several types (a
 // gradient in bf16 and the fp32 sum it is added to). N = 1 serves rows whose size is not a multiple
@@ -316,8 +315,8 @@ template <class T, class... P> static inline int64_t whole_packs(int64_t n, cons
     return ((uintptr_t)p | ...) % 16 == 0 ? n / PACK<T> : 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// activations With their derivatives, in fp32.
+// ------------------------------------------------------------------------------------- activations
+// With their derivatives, in fp32.
 
 // s = 1 / (1 + exp(-x)), and s (1 - s). With e = exp(-|x|), which does not overflow, they are 1 /
 // (1 + e), or e / (1 + e) for negative x, and e / (1 + e)^2. Not from 1 - s, which for large x is
@@ -369,8 +368,8 @@ struct Relu2 { // max(0, x)^2; NaN passes
     static __device__ __forceinline__ float derivative(float x) { return 2.0f * root(x); }
 };
 
-// -------------------------------------------------------------------------------------------------
-// stochastic rounding x is rounded up with a probability equal to the fraction that is cut off, so
+// ----------------------------------------------------------------------------- stochastic rounding
+// x is rounded up with a probability equal to the fraction that is cut off, so
 // the mean of many roundings is x, and small changes add up where rounding to nearest would lose
 // each of them. The random bits are a pure function of (seed, stream, counter, element):
 // llmc/base/arithmetic.h. Gupta et al., "Deep Learning with Limited Numerical Precision", 2015.
@@ -425,8 +424,7 @@ static __device__ __forceinline__ Vector<T, N> round_vector(const float (&x)[N],
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// dispatch
+// ---------------------------------------------------------------------------------------- dispatch
 
 // Runs the statements with T standing for the element type of a floating dtype.
 #define DISPATCH(dtype, T, ...)                                                                    \

@@ -15,8 +15,7 @@ enum { WARP_ROW_MAX = 64 * WARP, BLOCK_ROW_MAX = 8 * 512 };
 // Threads of a block of the plain path: few idle threads for short rows, 256 for long ones.
 static int plain_threads(int64_t C) { return (int)min_i64(round_up(C, WARP), 256); }
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 typedef struct {
     Tensor out, mean, rstd, in, weight, bias; // mean and bias: absent with IS_RMS
@@ -166,8 +165,7 @@ void backend_rmsnorm_forward(Tensor out, Tensor rstd, Tensor in, Tensor weight, 
     launch_norm_forward<true>(out, tensor_none(), rstd, in, weight, tensor_none(), eps);
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // sums: of dout * xhat, of dout (not with IS_RMS) and, unless absent, of din: dweight, dbias,
 // din_sum.

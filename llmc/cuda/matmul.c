@@ -5,8 +5,7 @@
 #include "llmc/cuda/gemm.h"
 #include <stddef.h>
 
-// -------------------------------------------------------------------------------------------------
-// workspace
+// --------------------------------------------------------------------------------------- workspace
 
 static int64_t library_bytes; // the workspace during a product
 static bool gelu_again;       // OpsShape
@@ -35,8 +34,7 @@ static bool is_of_training_step(const Gemm *g) {
     return rows && has_channels;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the three products
+// ------------------------------------------------------------------------------ the three products
 
 // d = op(a) op(b) of column-major matrices (m,n) = (m,k) (k,n), which a row-major tensor (rows,
 // cols) is as (cols, rows).
@@ -102,8 +100,7 @@ static void matmul_bias(Gemm g, Tensor out, Tensor bias, bool fuse) {
     if (bias.data) cuda_add_bias(out, bias);
 }
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 void backend_matmul_forward(Tensor out, Tensor in, Tensor weight, Tensor bias) {
     matmul_bias(forward_product("matmul_forward", out, in, weight), out, bias, true);
@@ -139,8 +136,7 @@ void backend_matmul_gelu_forward(Tensor out, Tensor pre, Tensor in, Tensor weigh
     backend_gelu_forward(out, pre);
 }
 
-// -------------------------------------------------------------------------------------------------
-// input gradient
+// ---------------------------------------------------------------------------------- input gradient
 
 // Row-major din (N,IC) = dout (N,OC) weight (OC,IC), column-major: din (IC,N) = weight (IC,OC) dout
 // (OC,N).
@@ -158,8 +154,7 @@ void backend_matmul_gelu_backward_input(Tensor dpre, Tensor dout, Tensor weight,
     if (dbias) *dbias = gradient_none();
 }
 
-// -------------------------------------------------------------------------------------------------
-// weight gradient
+// --------------------------------------------------------------------------------- weight gradient
 
 // Row-major dweight (OC,IC) = dout (N,OC)^T in (N,IC), column-major: dweight (IC,OC) = in (IC,N)
 // dout (OC,N)^T.
@@ -170,8 +165,7 @@ void backend_matmul_backward_weight(Gradient dweight, Gradient dbias, Tensor dou
     if (dbias.to.data) backend_bias_backward(dbias, dout);
 }
 
-// -------------------------------------------------------------------------------------------------
-// a stack
+// ----------------------------------------------------------------------------------------- a stack
 
 void backend_matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Tensor b, float beta,
                           Tensor added) {
@@ -184,8 +178,8 @@ void backend_matmul_stack(Tensor out, StackForm form, float alpha, Tensor a, Ten
     run_plain(g);
 }
 
-// -------------------------------------------------------------------------------------------------
-// fp8 cuBLASLt supports fp8 matmuls in one layout only: both operands with k as their contiguous
+// --------------------------------------------------------------------------------------------- fp8
+// cuBLASLt supports fp8 matmuls in one layout only: both operands with k as their contiguous
 // dimension, as ops.h specifies for all three products of a layer. llmc/model/model_fp8.c decides
 // what is quantised, and when; the quantisation itself is in fp8_quantize.cu.
 //

@@ -11,8 +11,8 @@
 // Memory-bound, no cooperation between threads: any block of a few warps will do.
 enum { THREADS = 256 };
 
-// -------------------------------------------------------------------------------------------------
-// bias gradient dout (N,OC) is cut into stripes of columns and parts of rows, a block each, which
+// ----------------------------------------------------------------------------------- bias gradient
+// dout (N,OC) is cut into stripes of columns and parts of rows, a block each, which
 // writes a row of sums. The block of a stripe that finishes last adds the parts of every column in
 // order, and adds to, or overwrites, the gradient.
 
@@ -119,8 +119,8 @@ void cuda_relu2_bias_backward(Tensor dpre, Gradient dbias, Tensor dout, Tensor p
     bias_backward_of<Relu2>(dpre, dbias, dout, pre);
 }
 
-// ------------------------------------------------------------------------------------------------
-// gradients of 16 bits Gradients accumulated in the compute dtype: a micro-step is added to the sum
+// ---------------------------------------------------------------------------- gradients of 16 bits
+// Gradients accumulated in the compute dtype: a micro-step is added to the sum
 // so far with stochastic rounding. Rounding to nearest would lose each addend below half a step of
 // the sum, and after 64 micro-steps in bf16 much of the gradient.
 //
@@ -182,8 +182,8 @@ void backend_micro_step_count(Tensor control, int64_t count) {
     ((StepControl *)control.data, (uint32_t)count);
 }
 
-// --------------------------------------------------------------------------------------------
-// additions to the library Neither kernel runs in a usual step: cuBLASLt adds biases in its
+// ------------------------------------------------------------------------ additions to the library
+// Neither kernel runs in a usual step: cuBLASLt adds biases in its
 // epilogue, and sums are compared only when an algorithm was chosen.
 
 // out (N,OC), bias (OC). Thread i owns the pack that begins at element WIDTH * i: reads 16 bytes of
@@ -261,8 +261,7 @@ void cuda_gemm_slice(GemmElement *values, const Gemm *g) {
     (values, *g);
 }
 
-// --------------------------------------------------------------------------------------------- the
-// program and the GPU
+// ------------------------------------------------------------------------- the program and the GPU
 
 // The attributes of any kernel show whether this program contains machine code, or PTX that the
 // driver can compile, for the current GPU. All .cu files are built for the same architectures.

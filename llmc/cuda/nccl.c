@@ -44,8 +44,7 @@ static struct {
     Range *to, *from; // (size): scratch of a request
 } comm;
 
-// -------------------------------------------------------------------------------------------------
-// calls in progress
+// ------------------------------------------------------------------------------- calls in progress
 
 // The final status of a call that returned `status`; ncclInProgress after this number of seconds,
 // or when a process was lost. Sleeps 20 us, then longer: a request takes NCCL some 50 us, a start
@@ -85,8 +84,7 @@ static ncclResult_t async_status(void) {
     return status;
 }
 
-// -------------------------------------------------------------------------------------------------
-// start and leave
+// --------------------------------------------------------------------------------- start and leave
 
 bool device_comm_id(char id[DEVICE_COMM_ID_BYTES], Error *err) {
     ncclUniqueId unique;
@@ -166,8 +164,8 @@ void cuda_comm_shutdown(void) {
     memset(&comm, 0, sizeof comm);
 }
 
-// -------------------------------------------------------------------------------------------------
-// requests A request on the host: the event `queued` makes STREAM_COMM wait for the compute stream,
+// ---------------------------------------------------------------------------------------- requests
+// A request on the host: the event `queued` makes STREAM_COMM wait for the compute stream,
 // NCCL's kernel follows on STREAM_COMM, and the event done[request] after it is what
 // device_comm_wait makes the compute stream wait for.
 

@@ -25,8 +25,7 @@ enum { BLOCK_THREADS = 256 };
 // blocks of 123 KB.
 enum { UPDATE_PART = 16 * BLOCK_THREADS };
 
-// -------------------------------------------------------------------------------------------------
-// AdamW, the default
+// ------------------------------------------------------------------------------ AdamW, the default
 
 // One element. Loshchilov, Hutter, "Decoupled Weight Decay Regularization", 2017.
 static __device__ __forceinline__ void adamw(float &w, float &m, float &v, float g,
@@ -84,8 +83,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// rules
+// ------------------------------------------------------------------------------------------- rules
 
 // Pseudo-rules: adamw_kernel; momentum_update, which writes the gradient instead of the weight.
 enum { RULE_ADAMW_DEFAULT = RULE_COUNT, RULE_MOMENTUM };
@@ -138,8 +136,7 @@ static __device__ __forceinline__ void update_place(const UpdateEntry &t, const 
         store_place<E, N>((E *)t.grad, at, from_floats<E, N>(w));
 }
 
-// ------------------------------------------------------------------------------------- kernel,
-// states in fp32 and bf16
+// ----------------------------------------------------------------- kernel, states in fp32 and bf16
 
 // A thread updates N neighbours at a time. With states in fp32 N is 4: 16 bytes of each fp32 array
 // and 8 of a 16-bit one, so that the accesses of a warp are dense in both. (8 would leave gaps
@@ -202,8 +199,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, (BLOCKS_AT_A_TIME<E, S>)
         update_elements<E, RULE, S, 1>(t, s, grad_factor, e);
 }
 
-// --------------------------------------------------------------------------------------------
-// kernel, states in 8 bits Codes of llmc/number.h, a scale for each block of 256 elements. Numbers
+// ------------------------------------------------------------------------ kernel, states in 8 bits
+// Codes of llmc/number.h, a scale for each block of 256 elements. Numbers
 // and codes are the header's, to the bit. Dettmers, Lewis, Shleifer, Zettlemoyer, "8-bit Optimizers
 // via Block-wise Quantization", 2021.
 //
@@ -329,8 +326,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// table
+// ------------------------------------------------------------------------------------------- table
 
 // The format of a tensor's moments.
 typedef enum { STATES_FP32, STATES_BF16, STATES_8BIT, STATES_COUNT } StateFormat;
@@ -395,8 +391,7 @@ static void describe_momentum(TableDraft *draft, const UpdateTensor *tensors, in
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// launch
+// ------------------------------------------------------------------------------------------ launch
 
 typedef void UpdateKernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,
                           const StepControl *control);

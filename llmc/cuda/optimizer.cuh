@@ -6,8 +6,8 @@
 #include "llmc/base/random.h"
 #include "llmc/cuda/intrinsics.cuh"
 
-// -------------------------------------------------------------------------------------------------
-// tables Tables of tensors on the device, so that one launch runs over all tensors of a step: small
+// ------------------------------------------------------------------------------------------ tables
+// Tables of tensors on the device, so that one launch runs over all tensors of a step: small
 // tensors cost no launches of their own, and the largest is spread over all multiprocessors. Host
 // side (optimizer_norm.cu).
 //
@@ -59,8 +59,7 @@ const TableGroup *table_group(const UpdateTable *table, int variant);
 // none.
 TableRun table_run(const UpdateTable *table, const TableGroup *group, int first, int count);
 
-// -------------------------------------------------------------------------------------------------
-// the part of a block
+// ----------------------------------------------------------------------------- the part of a block
 
 // The entry that part first[0] + blockIdx.x belongs to: first[i] <= part < first[i + 1]. Each
 // thread looks at a few. Contains a barrier.
@@ -90,8 +89,7 @@ static __device__ inline int part_of_block(const int32_t *first, int entry) {
     return first[0] + (int)blockIdx.x - first[entry];
 }
 
-// -------------------------------------------------------------------------------------------------
-// elements
+// ---------------------------------------------------------------------------------------- elements
 
 typedef struct {
     void *weight;
@@ -215,8 +213,7 @@ template <class E> static __device__ __forceinline__ bool has_compensation(const
     return sizeof(E) < 4 && t.compensation != NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// weight
+// ------------------------------------------------------------------------------------------ weight
 
 // The loaded form of a weight: the master, or the weight and its compensation.
 template <class E, int N> struct WeightVector {

@@ -41,8 +41,7 @@ typedef struct {
 // The groups of the table: which kernels go over them.
 enum { ROWS, TILES, TALL, SUMS };
 
-// -------------------------------------------------------------------------------------------------
-// rows and columns
+// -------------------------------------------------------------------------------- rows and columns
 
 // Elements (i, c .. c + 3) of a matrix, fewer at its edge.
 static __device__ __forceinline__ Place place_in_row(const AdafactorEntry &a, int64_t i,
@@ -164,8 +163,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
     if (threadIdx.x == 0) row_means[entries[blockIdx.x].tensor] = sum / (float)rows;
 }
 
-// -------------------------------------------------------------------------------------------------
-// rms and update
+// ---------------------------------------------------------------------------------- rms and update
 
 // u = g * factor of the row * factor of the column: never the product of row and col themselves,
 // which may be too small for fp32.
@@ -265,8 +263,7 @@ static __global__ void __launch_bounds__(BLOCK_THREADS, 3)
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// host
+// -------------------------------------------------------------------------------------------- host
 
 // Floats of the column sums of a matrix: none where it has one tile in a column.
 static int64_t column_sums_of(const UpdateTensor *t) {

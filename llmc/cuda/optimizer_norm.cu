@@ -8,8 +8,7 @@
 
 enum { BLOCK_THREADS = 256 };
 
-// -------------------------------------------------------------------------------------------------
-// tables
+// ------------------------------------------------------------------------------------------ tables
 
 // A tensor adds at most so many entries to a table.
 enum { ENTRIES_OF_A_TENSOR = 4 };
@@ -144,8 +143,7 @@ TableRun table_run(const UpdateTable *t, const TableGroup *group, int first, int
                     (unsigned)(t->parts[end] - t->parts[begin])};
 }
 
-// -------------------------------------------------------------------------------------------------
-// norm
+// -------------------------------------------------------------------------------------------- norm
 
 // Elements of a part: 64 KB of fp32, longer where a tensor would have more than NORM_MAX_PARTS of
 // them. 124M parameters are 4,500 parts.
@@ -224,8 +222,7 @@ void backend_gradient_sumsq(Tensor sumsq, UpdateList *list) {
     ((float *)sumsq.data, partials, (const NormEntry *)t->entries, t->first);
 }
 
-// -------------------------------------------------------------------------------------------------
-// decision
+// ---------------------------------------------------------------------------------------- decision
 
 // One block: all threads load state, norms and losses into shared memory, one thread decides, all
 // write back. The losses are added in index order by that thread, a tile at a time. Dynamic shared

@@ -10,8 +10,7 @@
 
 enum { TILE = 64, SIDE = 16, PER = TILE / SIDE, PITCH = TILE + 4, PLAIN_THREADS = SIDE * SIDE };
 
-// -------------------------------------------------------------------------------------------------
-// tiles
+// ------------------------------------------------------------------------------------------- tiles
 
 // A tile is 64 rows of 64 floats and 4 more, so that 16-byte reads of one column of many rows, and
 // of many columns of one row, meet no bank conflict.
@@ -120,8 +119,7 @@ static __device__ __forceinline__ float row_sum(float v) {
     return v;
 }
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 // One step of the online softmax (see flash_forward.cu): scores become exponentials, earlier sums
 // are rescaled.
@@ -187,8 +185,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     store_share(out_rows(out, s, head), first_row, col, result, 1.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // D = rowsum(dout * out) of a block's 64 queries, 16 threads a row, into shared memory; also lse. 0
 // beyond T.
@@ -300,8 +297,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS, 2)
     store_share(v_rows(dqkv, s, kv), first_key, col, dV, 1.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the host
+// ---------------------------------------------------------------------------------------- the host
 
 static dim3 plain_grid(FlashShape s, int heads) {
     return dim3((unsigned)(heads * ceil_div(s.T, TILE)), (unsigned)ceil_div(s.HS, TILE));

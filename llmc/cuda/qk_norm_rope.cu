@@ -64,8 +64,7 @@ template <int N> struct Angles {
     }
 };
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 // out = qkv with q and k normalised, if there are weights, then rotated; v copied, unless s.heads
 // leaves it out; out may be qkv. Direction -1: the gradient of the rotation alone. rstd (N, num_q +
@@ -212,8 +211,7 @@ void backend_qk_norm_rope_forward(Tensor out, Tensor rstd, Tensor qkv, Tensor q_
     DISPATCH(qkv.dtype, T, launch_rotation<T>(out, rstd, qkv, q_weight, k_weight, &s, eps, 1.0f));
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // A lane's share of a head.
 template <class T> struct HeadPacks { Vector<T, PACK<T>> low, high; };

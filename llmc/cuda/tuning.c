@@ -32,8 +32,7 @@
 #include <stdio.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// times
+// ------------------------------------------------------------------------------------------- times
 
 // A median wants three rounds; beyond ROUNDS_MS for all ways together (some twenty shapes make a
 // model) more only polish it. BUSY_BYTES: 15 us of an H200, in which the host enqueues a product.
@@ -119,8 +118,7 @@ int cuda_choose(int count, bool timed, bool (*run)(void *context, int way),
     return -1;
 }
 
-// ------------------------------------------------------------------------------------------------
-// memory for trials
+// ------------------------------------------------------------------------------- memory for trials
 
 // For the code of kernels that are loaded later, and for what libraries allocate.
 static const size_t FREE_BYTES = (size_t)256 << 20;
@@ -137,8 +135,7 @@ void *cuda_memory_like(const void *p, size_t bytes, void **block) {
     return (char *)*block + (uintptr_t)p % 256;
 }
 
-// -------------------------------------------------------------------------------------------------
-// keys of the file
+// -------------------------------------------------------------------------------- keys of the file
 
 // Names the GPU and its driver, on which a measured choice depends besides its own shape and its
 // library.

@@ -25,8 +25,7 @@
 #include <string.h>
 #include <time.h>
 
-// -------------------------------------------------------------------------------------------------
-// order
+// ------------------------------------------------------------------------------------------- order
 
 // Four rounds are enough for large n (Luby, Rackoff, 1988). For small n, whose halves have one or
 // two bits, four or six rounds leave some orders visibly more likely (chi-square in test_shuffle);
@@ -69,8 +68,7 @@ int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed) {
     return shuffle_permute(p % n, n, (uint64_t)key.v[1] << 32 | key.v[0]);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the loader
+// -------------------------------------------------------------------------------------- the loader
 
 typedef struct {
     void *windows; // (batch_windows, T+1) tokens
@@ -102,8 +100,7 @@ struct DataLoader {
     double wait_seconds;
 };
 
-// -------------------------------------------------------------------------------------------------
-// reader
+// ------------------------------------------------------------------------------------------ reader
 
 static void begin_group(const DataLoaderOptions *o, Cursor *c, int64_t group) {
     c->group = group;
@@ -164,8 +161,7 @@ static void *reader_main(void *context) {
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// life and use
+// ------------------------------------------------------------------------------------ life and use
 
 static void free_loader(DataLoader *loader) {
     for (int i = 0; i < loader->options.ring; i++)

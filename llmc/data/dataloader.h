@@ -25,8 +25,7 @@ int64_t shuffle_permute(int64_t i, int64_t n, uint64_t key);
 // The window at position p of an endless stream over n windows: every epoch is a new permutation.
 int64_t shuffle_window(int64_t p, int64_t n, uint64_t seed);
 
-// -------------------------------------------------------------------------------------------------
-// the loader
+// -------------------------------------------------------------------------------------- the loader
 
 // The windows of a step may be cut into groups of nearly equal size: group g has windows [begin(g),
 // begin(g + 1)).

@@ -11,8 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// text
+// -------------------------------------------------------------------------------------------- text
 
 typedef struct {
     const char *pattern, *weight; // weight NULL: there is no colon
@@ -206,8 +205,7 @@ char *mixture_map(const char *text, MixtureMap *map, const void *context) {
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// order
+// ------------------------------------------------------------------------------------------- order
 
 // Makes the draw after `done` ones of this period. A source is behind by w n - x W (in units of 1/W
 // window, with n = done + 1, x drawn), and exceeds the bound at n = (2k - 3 + (2k - 2) x) W / ((2k
@@ -256,8 +254,7 @@ void mixture_count(const Mixture *m, int64_t position, int64_t drawn[MIXTURE_MAX
         drawn[i] = m->drawn[i] + c.round * m->weights[i] + c.drawn[i];
 }
 
-// -------------------------------------------------------------------------------------------------
-// guess
+// ------------------------------------------------------------------------------------------- guess
 
 static bool matches_files(const char *pattern) {
     char **names;

@@ -31,8 +31,7 @@
 // headers are the same. More of every file would make a start on a network file system slow.
 enum { SAMPLE_BYTES = 4 * SHARD_HEADER_BYTES, SAMPLES = 3 };
 
-// -------------------------------------------------------------------------------------------------
-// checking
+// ---------------------------------------------------------------------------------------- checking
 
 // Reads up to n bytes or the end of the file; returns the number read, -1 on error (errno).
 static int64_t pread_all(int fd, void *out, int64_t n, int64_t offset) {
@@ -178,8 +177,7 @@ static bool add_contents(const Shard *shard, int64_t *left, uint64_t *contents, 
     return error_set(err, "%s: cannot read the shard: %s", shard->path, reason);
 }
 
-// -------------------------------------------------------------------------------------------------
-// opening
+// ----------------------------------------------------------------------------------------- opening
 
 bool shards_agree(const char *what, int64_t value, int64_t unstated, const char *path,
                   int64_t *common, const char **common_file, Error *err) {
@@ -284,8 +282,7 @@ void shards_close(ShardSet *set) {
     *set = (ShardSet){.eot = -1};
 }
 
-// ---------------------------------------------------------------------------------------------
-// training and validation
+// ------------------------------------------------------------------------- training and validation
 
 char *shards_validation_pattern(const char *pattern) {
     static const char train[] = "train";
@@ -335,8 +332,7 @@ ShardsInBoth shards_in_both(const ShardSet *a, const ShardSet *b) {
     return both;
 }
 
-// -------------------------------------------------------------------------------------------------
-// windows
+// ----------------------------------------------------------------------------------------- windows
 
 static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
     REQUIRE(w >= 0 && w < set->num_windows, "window %" PRId64 " of %" PRId64, w, set->num_windows);
@@ -400,8 +396,7 @@ void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *t
     *token_offset = (w - shard->first_window) * set->T;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 struct ShardWriter {
     char *path;

@@ -103,8 +103,7 @@ bool shards_read_window(const ShardSet *set, int64_t w, int64_t vocab, void *out
 // File and first token of window w, to report what a step read.
 void shards_locate(const ShardSet *set, int64_t w, const char **path, int64_t *token_offset);
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 // token_bytes 2 or 4. Version 1 of the format unless token_bytes is 4 or the count needs 64 bits.
 // vocab 0 and eot -1: not stated. Until it is committed the file is not a shard.

@@ -24,8 +24,7 @@ static struct {
     Error err;
 } profile;
 
-// -------------------------------------------------------------------------------------------------
-// recording
+// --------------------------------------------------------------------------------------- recording
 
 // Returns the array with capacity for one more item.
 static void *grown(void *items, int64_t count, int64_t *capacity, size_t size) {
@@ -82,8 +81,7 @@ static void observe_wait(bool begins) { record_span(PROFILE_WAIT, STREAM_COMPUTE
 
 static const CommObserver comm_observer = {observe_request, observe_wait};
 
-// -------------------------------------------------------------------------------------------------
-// steps
+// ------------------------------------------------------------------------------------------- steps
 
 int64_t profile_total_steps(int64_t n) { return WARMUP_STEPS + 2 * n; }
 
@@ -109,8 +107,7 @@ bool profile_next_step(int64_t n) {
     return !profile.failed && profile.step++ < profile_total_steps(profile.n);
 }
 
-// -------------------------------------------------------------------------------------------------
-// report
+// ------------------------------------------------------------------------------------------ report
 
 static void destroy_event(DeviceEvent *event) {
     if (event) device_event_destroy(event);

@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// labels
+// ------------------------------------------------------------------------------------------ labels
 
 const char *op_label(const OpCost *cost, char *buf, int size) {
     int n = snprintf(buf, (size_t)size, "%s %s ", cost->op, parameter_label(cost->shape.tensor));
@@ -21,8 +20,7 @@ const char *op_label(const OpCost *cost, char *buf, int size) {
     return buf;
 }
 
-// -------------------------------------------------------------------------------------------------
-// rows
+// -------------------------------------------------------------------------------------------- rows
 
 // The longer of the time to compute the FLOPs and the time to move the bytes.
 static double profile_floor_seconds(const OpCost *cost, DeviceSpeed speed) {
@@ -119,8 +117,7 @@ static double median_step_seconds(const double *start, int64_t n) {
     return middle;
 }
 
-// -------------------------------------------------------------------------------------------------
-// table
+// ------------------------------------------------------------------------------------------- table
 
 enum { LABEL_WIDTH = 52 };
 
@@ -180,8 +177,7 @@ void profile_print(RunLog *log, const Profile *profile) {
     free(rows);
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 static bool write_profile(cJSON *root, const char *path, const char *mark, Error *err) {
     char *text = cJSON_PrintUnformatted(root);

@@ -51,8 +51,7 @@ static void runlog_clear_bar(RunLog *log) {
     if (*log->bar) fputs(CLEAR_LINE, stdout);
 }
 
-// -------------------------------------------------------------------------------------------------
-// failing calls
+// ----------------------------------------------------------------------------------- failing calls
 
 // Reports a failed call, once until it is done again.
 static void complain(RunLog *log, LogCall call, const Error *err) {
@@ -79,8 +78,7 @@ static void open_curves(RunLog *log) {
     if (!log->tensorboard) complain(log, WRITES_CURVES, &why);
 }
 
-// -------------------------------------------------------------------------------------------------
-// opening
+// ----------------------------------------------------------------------------------------- opening
 
 bool runlog_is_there(const RunLog *log, Error *err) {
     struct stat now;
@@ -135,8 +133,7 @@ RunLog *runlog_open(const char *directory, bool append, int64_t first_step, int 
     return log;
 }
 
-// -------------------------------------------------------------------------------------------------
-// stdout
+// ------------------------------------------------------------------------------------------ stdout
 
 // A line on stdout, above the bar, of which every character is visible. name: in its first 12
 // columns; NULL: no such column.
@@ -185,8 +182,7 @@ void runlog_close(RunLog *log) {
     free(log);
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 // Ends the record that tensorboard_begin started.
 static void runlog_end_record(RunLog *log) {
@@ -279,8 +275,7 @@ void runlog_event(RunLog *log, const char *event, const char *format, ...) {
     free(fields);
 }
 
-// -------------------------------------------------------------------------------------------------
-// events
+// ------------------------------------------------------------------------------------------ events
 
 // An event on its way into both files.
 typedef struct {
@@ -345,8 +340,7 @@ static void entry_if_known(Entry *e, const char *key, double x, int digits) {
         fprintf(e->json, ",\"%s\":null", key);
 }
 
-// -------------------------------------------------------------------------------------------------
-// steps
+// ------------------------------------------------------------------------------------------- steps
 
 // " | SKIPPED: why" and what became of the loss scale, or nothing.
 static void put_decision(FILE *f, const StepReport *r) {
@@ -431,8 +425,7 @@ void runlog_step(RunLog *log, const StepReport *r) {
     entry_end(&e);
 }
 
-// -------------------------------------------------------------------------------------------------
-// evaluation
+// -------------------------------------------------------------------------------------- evaluation
 
 static const char *bits_text(const ValidationScore *s, char text[48]) {
     *text = '\0';
@@ -505,8 +498,7 @@ void runlog_choices(RunLog *log, int64_t step, const char *name, const ChoiceSco
     entry_end(&e);
 }
 
-// -------------------------------------------------------------------------------------------------
-// sensors and texts
+// ------------------------------------------------------------------------------- sensors and texts
 
 void runlog_sensors(RunLog *log, int64_t step, const DeviceSensors *s) {
     runlog_text(log, "gpu at step %lld | %.0f MHz, memory %.0f MHz | %.0f W | %.0f C%s%s",
@@ -554,8 +546,7 @@ void runlog_sample(RunLog *log, int64_t step, const char *text, int64_t bytes, b
     entry_end(&e);
 }
 
-// -------------------------------------------------------------------------------------------------
-// numerics
+// ---------------------------------------------------------------------------------------- numerics
 
 static double share(const NumericsRow *row, double elements) {
     if (row->stats.count > 0.0) return elements / row->stats.count;

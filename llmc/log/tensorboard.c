@@ -35,8 +35,7 @@ struct TensorBoard {
     uint32_t crc_table[256];
 };
 
-// -------------------------------------------------------------------------------------------------
-// protocol buffers
+// -------------------------------------------------------------------------------- protocol buffers
 
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; // how the value of a field is written
 
@@ -77,8 +76,7 @@ static void put_fixed(Bytes *b, uint32_t field, const void *x, size_t n) {
     put_bytes(b, x, n);
 }
 
-// -------------------------------------------------------------------------------------------------
-// records and events
+// ------------------------------------------------------------------------------ records and events
 
 // Appends the bytes and their CRC, rotated and moved (TFRecord's "masked" CRC), because a checksum
 // of data that hold checksums would be weak.
@@ -181,8 +179,7 @@ bool tensorboard_end(TensorBoard *tb, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the file
+// ---------------------------------------------------------------------------------------- the file
 
 static const char PREFIX[] = "events.out.tfevents.";
 // Names sort as numbers while they have ten digits; one with more is not ours.

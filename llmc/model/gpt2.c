@@ -20,8 +20,7 @@ static Heads heads(const Block *b) {
     return heads_of((int)c->NH, (int)model_kv_heads(c));
 }
 
-// ---------------------------------------------------------------------------- the description's
-// choices: the embedding
+// -------------------------------------------------------- the description's choices: the embedding
 
 void gpt2_embedding_forward(const ModelConfig *config, Tensor out, Tensor tokens, Tensor wte,
                             Tensor wpe) {
@@ -31,8 +30,7 @@ void gpt2_embedding_forward(const ModelConfig *config, Tensor out, Tensor tokens
         embedding_forward(out, tokens, wte, wpe);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the norm
+// ---------------------------------------------------------------------------------------- the norm
 
 void gpt2_norm_forward(const ModelConfig *config, Tensor out, Tensor mean, Tensor rstd, Tensor in,
                        Tensor weight, Tensor bias) {
@@ -52,8 +50,7 @@ static void norm_backward(const ModelConfig *config, Gradient din, Gradient dwei
         layernorm_backward(din, dweight, dbias, din_sum, dout, in, mean, rstd, weight);
 }
 
-// -------------------------------------------------------------------------------------------- q
-// and k before attention
+// ------------------------------------------------------------------------ q and k before attention
 
 // The input of attention: qkv, with q and k rotated by RoPE; with QK-norm, whose backward pass
 // needs the unchanged qkv, a copy.
@@ -77,8 +74,7 @@ static void qk_backward(const Block *b) {
                               b->p.knormw, b->table, heads(b));
 }
 
-// -------------------------------------------------------------------------------------------------
-// the activation
+// ---------------------------------------------------------------------------------- the activation
 
 static void activation_forward(const Block *b, Tensor out, Tensor pre) {
     if (config_of(b)->activation == ACTIVATION_SWIGLU)
@@ -101,8 +97,7 @@ static void activation_backward(const Block *b, Tensor dpre, Gradient dbias, Ten
         gelu_backward(dpre, dbias, dout, pre);
 }
 
-// -------------------------------------------------------------------------------------------------
-// linear layers
+// ----------------------------------------------------------------------------------- linear layers
 
 // Counts each tensor once: recomputation in the backward pass is not counted again.
 static void observe_once(const Block *b, LinearLayer layer, Role role, Tensor t) {
@@ -176,8 +171,7 @@ static void linear_activation_backward(const Block *b, LinearLayer layer, Tensor
     *dbias_before = gradient_none();
 }
 
-// -------------------------------------------------------------------------------------------------
-// forward
+// ----------------------------------------------------------------------------------------- forward
 
 // One transformer block, forward.
 //   residual1 -> ln1 -> qkv -> (q and k normalised, rotated) -> attention -> attproj (+ residual1)
@@ -215,8 +209,7 @@ void block_forward(const Block *b, Tensor out) {
     linear_forward(b, LINEAR_FCPROJ, out, a->residual2, a->gelu, p->fcprojw, p->fcprojb);
 }
 
-// -------------------------------------------------------------------------------------------------
-// recomputation
+// ----------------------------------------------------------------------------------- recomputation
 
 // The backward pass of a block requests each tensor before it reads it. A tensor that was not kept
 // is recomputed at that moment, by the same op on the same inputs, so with the same bits; an op
@@ -284,8 +277,7 @@ static void need_gelu(Block *b) {
     if (take_missing(b, RECOMPUTE_GELU)) activation_forward(b, a->gelu, a->pre);
 }
 
-// -------------------------------------------------------------------------------------------------
-// backward
+// ---------------------------------------------------------------------------------------- backward
 
 // One transformer block, backward. dresidual (B,T,C) is the gradient of the residual stream, after
 // the block on entry and before the block on return: each branch adds to it. dresidual_sum (C) has
@@ -322,8 +314,7 @@ static void block_backward(Block *b, Tensor dresidual, Tensor dresidual_sum) {
                   a->dln1, a->residual1, a->ln1_mean, a->ln1_rstd, p->ln1w);
 }
 
-// -----------------------------------------------------------------------------------------------
-// parts of a micro-step
+// --------------------------------------------------------------------------- parts of a micro-step
 
 void gpt2_forward(Model *model, const MicroStep *s, int block) {
     const Block b = model_block(model, block, PASS_FORWARD, s->B, s->T);

@@ -3,8 +3,7 @@
 
 #include "llmc/base/arithmetic.h"
 
-// -------------------------------------------------------------------------------------------------
-// matmul
+// ------------------------------------------------------------------------------------------ matmul
 
 // It serves split-K. Products with few tiles are split, the weight gradients of small models: 8
 // parts of the largest one in fp32 are enough. At C = 768 a part of fc's gradient takes 9.4 MB: 32
@@ -33,8 +32,7 @@ int64_t cuda_size_bias_gradient(int64_t N, int64_t OC) {
     return min_i64(most, max_i64(stripes, OC)) * (int64_t)sizeof(float);
 }
 
-// -----------------------------------------------------------------------------------------------
-// layernorm, embedding
+// ---------------------------------------------------------------------------- layernorm, embedding
 
 // For each of 128 multiprocessors a block of 8 warps, each with a row; above 768 columns blocks
 // that have a row each, as many as find registers: 8 columns a thread, 120 registers.
@@ -66,8 +64,7 @@ CudaEmbeddingLayout cuda_size_embedding(int64_t positions, int64_t C) {
     return l;
 }
 
-// -------------------------------------------------------------------------------------------------
-// attention
+// --------------------------------------------------------------------------------------- attention
 
 CudaFlashLayout cuda_size_flash(int64_t B, int64_t NH, int64_t NKV, int64_t T, int64_t HS) {
     const int64_t blocks = B * (NH + 2 * NKV) * ceil_div(T, FLASH_MIN_ROWS),
@@ -127,8 +124,7 @@ int64_t cuda_size_cudnn_fast(OpsShape shape, int compute_capability) {
 // as a larger micro-batch.
 int64_t cuda_size_cudnn_limit(int64_t free_bytes) { return free_bytes / 8; }
 
-// -------------------------------------------------------------------------------------------------
-// the LM head
+// ------------------------------------------------------------------------------------- the LM head
 
 // The tile of the library's large 16-bit matmuls.
 enum { TILE_ROWS = 128, TILE_COLS = 256 };
@@ -169,8 +165,7 @@ int64_t cuda_size_head_chunk_rows(OpsShape shape, int num_sms, int64_t memory) {
     return best;
 }
 
-// -------------------------------------------------------------------------------------------------
-// of all ops
+// -------------------------------------------------------------------------------------- of all ops
 
 // Adafactor: partial sums of a tensor, as for the norm, and its mean row; and of each matrix of
 // more than ADAFACTOR_TILE_ROWS rows a sum for each column of a tile, fewer than twice rows /

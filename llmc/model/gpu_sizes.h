@@ -10,8 +10,7 @@
 extern "C" {
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// of all ops
+// -------------------------------------------------------------------------------------- of all ops
 
 // ops_workspace_bytes: the largest of the families below, with `cudnn` bytes for its attention, a
 // multiple of 256. compute_capability 0: on any GPU.
@@ -39,8 +38,7 @@ static inline int64_t cuda_part(int64_t *end, int64_t bytes) {
     return offset;
 }
 
-// -------------------------------------------------------------------------------------------------
-// family by family
+// -------------------------------------------------------------------------------- family by family
 
 // The library's workspace during a product, a multiple of 256.
 int64_t cuda_size_matmul(OpsShape shape, int compute_capability);

@@ -32,8 +32,7 @@ int64_t model_host_bytes(const ModelOptions *options) {
     return bytes;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the object
+// -------------------------------------------------------------------------------------- the object
 
 // Parameter i in the memory of its unit.
 static Tensor in_unit(const Model *model, Tensor unit, int i) {
@@ -280,8 +279,7 @@ void model_init_weights(Model *model, uint64_t seed) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// passes
+// ------------------------------------------------------------------------------------------ passes
 
 void model_load_batch(Model *model, const void *windows, int64_t B, int64_t T, int token_bytes) {
     const ModelOptions *o = &model->options;

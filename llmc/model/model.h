@@ -27,8 +27,7 @@ const MemoryPlan *model_memory(const Model *model);
 
 void model_init_weights(Model *model, uint64_t seed);
 
-// -------------------------------------------------------------------------------------------------
-// passes
+// ------------------------------------------------------------------------------------------ passes
 
 // Loads the micro-batch for the next pass: B windows of T+1 tokens of token_bytes (2 or 4) each, in
 // memory from host_alloc. Only model_forward takes fewer than the T of the options. The windows are

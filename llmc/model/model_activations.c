@@ -33,8 +33,7 @@ Tensor model_activation(const ModelOptions *o, ActivationShape shape, Presence p
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// the clock
+// --------------------------------------------------------------------------------------- the clock
 
 int model_head_tick(const ModelConfig *config) { return (int)config->L * FORWARD_TICKS; }
 int model_backward_tick(const ModelConfig *config, int block) {

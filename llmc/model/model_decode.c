@@ -18,8 +18,7 @@ int64_t model_decoder_host_bytes(const ModelOptions *o) {
                    o->sequences * o->config.Vp * (int64_t)dtype_size(o->dtype));
 }
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 static int32_t *host_tokens(const Model *model) { return (int32_t *)(void *)model->decoder.host; }
 
@@ -41,8 +40,7 @@ static Tensor cache_of(const Model *model, int block, int64_t first, int64_t cou
     return tensor_make(data, o->dtype, "cache", count, 2 * NKV, o->T, HS);
 }
 
-// -------------------------------------------------------------------------------------------------
-// prompts
+// ----------------------------------------------------------------------------------------- prompts
 
 // Computes keys and values of the first n tokens of each prompt (sequences, stride) and stores them
 // in the cache of its sequence. Equal neighbours are computed once. All blocks share their
@@ -78,8 +76,7 @@ static void read_prompts(const Model *model, const int32_t *prompts, int64_t str
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// a token
+// ----------------------------------------------------------------------------------------- a token
 
 // From the embedded tokens in residual1 to the logits (sequences, Vp).
 static void decode_blocks(const Model *model, Tensor logits) {

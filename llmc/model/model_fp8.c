@@ -6,8 +6,7 @@
 
 #include "llmc/base/arithmetic.h"
 
-// -------------------------------------------------------------------------------------------------
-// the memory of fp8
+// ------------------------------------------------------------------------------- the memory of fp8
 
 static const int weight_of[NUM_LINEARS] = {PARAM_QKVW, PARAM_ATTPROJW, PARAM_FCW, PARAM_FCPROJW};
 
@@ -92,8 +91,7 @@ void model_fp8_prepare(Model *model) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// fp8, one layer
+// ---------------------------------------------------------------------------------- fp8, one layer
 
 // In the backward pass this repeats the forward pass, with the scale found there.
 void model_fp8_forward(const Block *b, LinearLayer layer, Tensor out, Tensor residual, Tensor in,

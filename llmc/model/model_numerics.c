@@ -9,8 +9,7 @@
 #include <math.h>
 #include <stdio.h>
 
-// -------------------------------------------------------------------------------------------------
-// classes
+// ----------------------------------------------------------------------------------------- classes
 
 // The classes in the order of their rows: roles of the linear layers, then the kinds of parameters.
 typedef enum { PART_WEIGHT, PART_GRADIENT, PART_UPDATE, NUM_PARTS } Part;
@@ -20,8 +19,7 @@ enum {
 };
 _Static_assert((int)NUM_CLASSES == (int)NUMERICS_MAX_ROWS, "a row for each class");
 
-// -------------------------------------------------------------------------------------------------
-// counting
+// ---------------------------------------------------------------------------------------- counting
 
 static Tensor all_stats(const Model *model, DType dtype) {
     const int64_t bytes = NUM_CLASSES * (int64_t)sizeof(TensorStats);
@@ -68,8 +66,7 @@ void model_numerics_gradients(Model *model) {
                         model->own[i].offset);
 }
 
-// -------------------------------------------------------------------------------------------------
-// updates
+// ----------------------------------------------------------------------------------------- updates
 
 // The tensor on which an update is measured, of this process: the master if it is on the device,
 // else the weight.
@@ -103,8 +100,7 @@ void model_numerics_update_end(Model *model, int index) {
     count_parameter(model, index, PART_UPDATE, copy, first);
 }
 
-// -------------------------------------------------------------------------------------------------
-// results
+// ----------------------------------------------------------------------------------------- results
 
 double model_numerics_ratio(const NumericsRow *row) {
     if (row->weight_sumsq > 0.0) return sqrt(row->stats.sumsq / row->weight_sumsq);

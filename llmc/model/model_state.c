@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// ------------------------------------------------------------------------------------------ bytes
-// to and from the host
+// ---------------------------------------------------------------------- bytes to and from the host
 
 static bool is_host_state(const Model *model, Tensor t) {
     const char *data = t.data;
@@ -53,8 +52,7 @@ void model_write_bytes(Model *model, Tensor t, int64_t first, int64_t n, const v
     }
 }
 
-// -----------------------------------------------------------------------------------------------
-// the optimizer's state
+// --------------------------------------------------------------------------- the optimizer's state
 
 Range model_state_range(const Model *model, int index, StateSlot slot, int process) {
     const Parameter *p = &model->parameters[index];
@@ -105,8 +103,7 @@ void model_write_state(Model *model, int index, StateSlot slot, int64_t first, i
                       (const char *)in + (begin - first));
 }
 
-// -------------------------------------------------------------------------------------------------
-// values of weights
+// ------------------------------------------------------------------------------- values of weights
 
 // Elements [first, first + n) as fp32 of a slot, or with slot WEIGHT of the weight itself; 16-bit
 // tensors are converted piece by piece through a buffer.
@@ -248,8 +245,7 @@ void model_set_compensation(Model *model, int index, int64_t first_row, int64_t 
     free(taken);
 }
 
-// -------------------------------------------------------------------------------------------- the
-// decision of the step
+// ------------------------------------------------------------------------ the decision of the step
 
 StepControl model_get_control(const Model *model) {
     StepControl control;

@@ -31,8 +31,7 @@ Tensor model_optimizer_scratch(const Model *model) {
     return tensor_make(model_at(model, handle), DTYPE_U8, "optimizer_scratch", bytes, 0, 0, 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// units of memory
+// --------------------------------------------------------------------------------- units of memory
 
 const Partition *model_partition(const Model *model) { return model->layout.partition; }
 
@@ -90,8 +89,7 @@ Tensor model_norm(const Model *model) {
                        max_i64(model->options.processes, 1), model->layout.norm_columns, 0, 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// losses, decision
+// -------------------------------------------------------------------------------- losses, decision
 
 Tensor model_control(const Model *model) {
     return tensor_make(model_at(model, model->layout.control), DTYPE_U8, "control",

@@ -107,8 +107,7 @@ int64_t optimizer_default_warmup(OptimizerKind kind, int64_t steps) {
     return min_i64(steps / 50, TABLE[kind].max_warmup);
 }
 
-// -------------------------------------------------------------------------------------------------
-// rates of a group
+// -------------------------------------------------------------------------------- rates of a group
 
 _Static_assert((int)NUM_GROUPS == (int)UPDATE_GROUPS,
                "the ops know as many groups as the parameter table");
@@ -185,8 +184,7 @@ bool optimizer_parse_rates(GroupRates rates[NUM_GROUPS], const char *text, Error
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// names
+// ------------------------------------------------------------------------------------------- names
 
 bool optimizer_parse(OptimizerKind *kind, const char *name, Error *err) {
     char names[256] = "";
@@ -265,8 +263,7 @@ bool optimizer_is_elementwise(OptimizerKind kind) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------
-// memory of the update
+// ---------------------------------------------------------------------------- memory of the update
 
 int64_t optimizer_offload_buffer(int64_t host_bytes) {
     enum { LEAST = 16 << 10, MOST = 16 << 20 };

@@ -17,8 +17,7 @@ static int64_t padded_elements(const Parameter *p) {
     return round_up(parameter_numel(p), PLAN_ALIGNMENT);
 }
 
-// -------------------------------------------------------------------------------------------------
-// units of cells
+// ---------------------------------------------------------------------------------- units of cells
 
 // Cells begin at multiples of PLAN_ALIGNMENT of the memory, so at multiples of STATE_BLOCK of their
 // parameters.
@@ -41,8 +40,7 @@ static int64_t cut_unit(Partition *p, const Parameter *table, int num_parameters
     return p->begin[unit] + cells * cell;
 }
 
-// ----------------------------------------------------------------------------------------------
-// units of whole tensors
+// -------------------------------------------------------------------------- units of whole tensors
 
 // Gives the tensors of the unit to processes, the costliest first, each to the process with the
 // least work so far. In memory they are in the order of their owners. load (processes) accumulates
@@ -86,8 +84,7 @@ static int64_t spread_unit(Partition *p, const Parameter *table, int num_paramet
     return end;
 }
 
-// -------------------------------------------------------------------------------------------------
-// norm parts
+// -------------------------------------------------------------------------------------- norm parts
 
 static void list_norm_parts(Partition *p, const Parameter *table, int num_parameters,
                             const int *cells) {
@@ -118,8 +115,7 @@ int64_t partition_max_norm_parts(const ModelConfig *config, int groups) {
     return parameter_count(config) + (config->L + 1) * (cell_count(groups) - 1);
 }
 
-// -------------------------------------------------------------------------------------------------
-// object
+// ------------------------------------------------------------------------------------------ object
 
 Partition *partition_create(const ModelConfig *config, OptimizerKind kind, int groups,
                             int processes) {

@@ -54,8 +54,7 @@ bool recompute_gelu_alone(const Recompute *r, int64_t L) {
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 static bool not_understood(const char *text, const char *at, Error *err) {
     return error_set(err, "-r %.80s: '%.20s' is not understood; %s", text, at, FORMS);
@@ -128,8 +127,7 @@ bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 // Appends text to buf. If it does not fit it is truncated, and buf then ends in "...".
 static void append_text(char *buf, size_t size, const char *text) {
@@ -185,8 +183,7 @@ const char *recompute_text(const Recompute *r, int64_t L, char *buf, size_t size
     return buf;
 }
 
-// -------------------------------------------------------------------------------------------------
-// costs
+// ------------------------------------------------------------------------------------------- costs
 
 double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, int64_t T) {
     const double C = (double)config->C, FC = (double)model_size(config, DIM_FC);
@@ -221,8 +218,7 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
     return elements;
 }
 
-// -------------------------------------------------------------------------------------------------
-// FLOPs of a step
+// --------------------------------------------------------------------------------- FLOPs of a step
 
 double flops_per_token_llmc(const ModelConfig *config, int64_t T) {
     const double N = (double)parameter_total(config), ATT = (double)model_size(config, DIM_ATT);

@@ -60,8 +60,7 @@ double recompute_flops_per_token(const Recompute *r, const ModelConfig *config, 
 // C.
 double recompute_elements_per_token(const Recompute *r, const ModelConfig *config);
 
-// -------------------------------------------------------------------------------------------------
-// FLOPs of a step
+// --------------------------------------------------------------------------------- FLOPs of a step
 
 // Per token of context T, forward + backward:
 //   llm.c's, what mfu prints:    6 N + 6 L C T

@@ -17,8 +17,7 @@
 enum { TEXT = 64 };
 static const double WORTH = 1.005; // a smaller gain is within the error of the assumptions
 
-// -------------------------------------------------------------------------------------------------
-// one step
+// ---------------------------------------------------------------------------------------- one step
 
 // Time of a step by tiles and heads, and the share of its matmuls' time that full tiles would take.
 typedef struct {
@@ -44,8 +43,7 @@ static void advise_step(Step *s, const GpuSpec *gpu, const ModelOptions *model, 
     s->filled = full / real;
 }
 
-// -------------------------------------------------------------------------------------------------
-// changes
+// ----------------------------------------------------------------------------------------- changes
 
 typedef enum { CHANGE_C, CHANGE_NH, CHANGE_D_FF, CHANGE_V, CHANGE_B, NUM_CHANGES } ChangeKind;
 
@@ -138,8 +136,7 @@ static void consider_others(Advice *a, int64_t most_sequences) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// as text
+// ----------------------------------------------------------------------------------------- as text
 
 static void print_change(FILE *out, const Advice *a, ChangeKind kind, int number) {
     const Size *s = &a->best[kind], *now = &a->now;
@@ -326,8 +323,7 @@ static bool advise_sizes(FILE *out, const PlanRequest *r, const GpuChoice *gpu, 
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// d_ff
+// -------------------------------------------------------------------------------------------- d_ff
 
 enum { AROUND = 4, STEP = 64, MOST_SIZES = 2 * AROUND + 2 };
 
@@ -427,8 +423,7 @@ static void advise_d_ff(FILE *out, const PlanRequest *r, const GpuChoice *gpu) {
     print_sources(out);
 }
 
-// -------------------------------------------------------------------------------------------------
-// both
+// -------------------------------------------------------------------------------------------- both
 
 bool advise_print(FILE *out, const PlanRequest *r, bool d_ff, Error *err) {
     static GpuChoice gpus[MOST_GPUS];

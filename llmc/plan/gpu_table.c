@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// GPUs
+// -------------------------------------------------------------------------------------------- GPUs
 
 #define GB     *1e9
 #define TFLOPS *1e12
@@ -79,8 +78,7 @@ DType gpu_spec_dtype(const GpuSpec *gpu, DType dtype) {
     return dtype;
 }
 
-// -------------------------------------------------------------------------------------------------
-// names
+// ------------------------------------------------------------------------------------------- names
 
 // Reduces a name to the common part of its spellings: letters and digits, small, without "gb" at
 // the end.

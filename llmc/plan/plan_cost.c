@@ -8,8 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-// -------------------------------------------------------------------------------------------------
-// FLOPs
+// ------------------------------------------------------------------------------------------- FLOPs
 
 // The processes that divide the update among them.
 static double update_sharers(const ModelOptions *model) {
@@ -36,8 +35,7 @@ double plan_step_fp8_flops(const ModelOptions *model, int64_t tokens) {
             recompute_flops_per_token(&model->recompute, &model->config, no_attention));
 }
 
-// -------------------------------------------------------------------------------------------------
-// bytes
+// ------------------------------------------------------------------------------------------- bytes
 
 // The norm, the update, and in each micro-step the gradients that are added to the compute dtype.
 static double update_bytes(const ModelOptions *model, int64_t micro_steps) {

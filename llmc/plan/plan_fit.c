@@ -12,8 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// bytes of a plan
+// --------------------------------------------------------------------------------- bytes of a plan
 
 static double bytes_needed(const ModelOptions *model) {
     MemoryPlan *plan = model_plan(model);
@@ -30,8 +29,7 @@ static double bytes_at(const ModelOptions *model, int64_t B) {
     return bytes_needed(&at);
 }
 
-// -------------------------------------------------------------------------------------------------
-// batch
+// ------------------------------------------------------------------------------------------- batch
 
 int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most) {
     enum { MOST = 65536 }; // of -b
@@ -60,8 +58,7 @@ int64_t plan_largest_batch(const ModelOptions *model, double bytes, int64_t most
     return low;
 }
 
-// -------------------------------------------------------------------------------------------------
-// recompute
+// --------------------------------------------------------------------------------------- recompute
 
 // The sets that a block can drop, each larger than the one before. Every product costs 2 C FLOPs
 // for each element that it restores, attention 2 (T + 1).
@@ -155,8 +152,7 @@ static bool fit_recompute(ModelOptions *model, double room) {
     return fits;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the choice
+// -------------------------------------------------------------------------------------- the choice
 
 typedef struct {
     bool any_batch, any_recompute;
@@ -207,8 +203,7 @@ static bool choose_checked(ModelOptions *model, const Search *search) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// remedies
+// ---------------------------------------------------------------------------------------- remedies
 
 enum {
     ONE_SAMPLE = 1,

@@ -8,8 +8,7 @@ PlannedSizes plan_sizes(const GpuSpec *gpu, AttentionChoice attention) {
     return (PlannedSizes){gpu->num_sms, gpu->compute_capability, (int64_t)gpu->memory, attention};
 }
 
-// -------------------------------------------------------------------------------------------------
-// available memory
+// -------------------------------------------------------------------------------- available memory
 
 // This reserve has not been measured yet. In addition to the arena there are the kernels of this
 // program, the kernels that cuBLASLt and cuDNN load when they first run, cuDNN's handle, the tables
@@ -29,8 +28,7 @@ double plan_room(bool automatic) {
     return fmax(0, available - fmax(0.05 * available, 0x1p28));
 }
 
-// ------------------------------------------------------------------------------------------------
-// kinds of activations
+// ---------------------------------------------------------------------------- kinds of activations
 
 // By the names that model_memory.c and its neighbours give: test_plan fails where one is missing
 // here.

@@ -11,8 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// rates
+// ------------------------------------------------------------------------------------------- rates
 
 static const char *const RATE_NAMES[RATE_COUNT] = {
     [RATE_MATMUL] = "matmul",
@@ -81,8 +80,7 @@ static const struct {
 
 static bool is_of_peak(RateKind rate) { return rate <= RATE_OUR_ATTENTION_BACKWARD; }
 
-// -------------------------------------------------------------------------------------------------
-// ops
+// --------------------------------------------------------------------------------------------- ops
 
 typedef enum {
     PRODUCT_FORWARD,
@@ -219,8 +217,7 @@ static void see_op(void *context, const OpCost *cost, double calls) {
     row->launches += calls * launches;
 }
 
-// -------------------------------------------------------------------------------------------------
-// time
+// -------------------------------------------------------------------------------------------- time
 
 // The rate that a part has on this GPU with these options, and its FLOP or bytes.
 static PredictedPart chosen(PredictedPart p, const Estimate *rates, const PredictOptions *o) {

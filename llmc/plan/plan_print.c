@@ -26,8 +26,7 @@ static const char *set_text(const Recompute *r, const ModelOptions *model, char 
     return recompute_text(r, model->config.L, buf, SET_TEXT);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the run
+// ----------------------------------------------------------------------------------------- the run
 
 // first: the plan for any device. The length of a step is known only with -d or -b.
 static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) {
@@ -75,8 +74,7 @@ static void print_run(FILE *out, const PlanRequest *r, const DevicePlan *first) 
             "plan        computed from shapes and datasheets: nothing below was run or measured\n");
 }
 
-// -------------------------------------------------------------------------------------------------
-// the memory
+// -------------------------------------------------------------------------------------- the memory
 
 static void print_memory(FILE *out, const DevicePlan *p) {
     char bytes[TEXT], more[TEXT], set[SET_TEXT];
@@ -142,8 +140,7 @@ static void print_most(FILE *out, const DevicePlan *p) {
     if (!p->fits) fprintf(out, "planned     %s\n", p->why_not.text);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the limits
+// -------------------------------------------------------------------------------------- the limits
 
 static void print_floors(FILE *out, const DevicePlan *p, const StepLimit *s) {
     char bytes[TEXT], share[TEXT] = "a step";
@@ -199,8 +196,7 @@ static Limits limits_of(const DevicePlan *p) {
     return l;
 }
 
-// -------------------------------------------------------------------------------------------------
-// one GPU, all GPUs
+// ------------------------------------------------------------------------------- one GPU, all GPUs
 
 static void print_gpu(FILE *out, const DevicePlan *p, const PlanRequest *r) {
     const GpuSpec *g = &p->gpu.spec;

@@ -25,8 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// the table
+// --------------------------------------------------------------------------------------- the table
 
 static const char DATA[] = "Data";
 static const char MODEL[] = "Model";
@@ -64,8 +63,7 @@ const OptionRow option_table[] = {
 _Static_assert(sizeof option_table / sizeof *option_table <= 129,
                "Options.given has one bit a row");
 
-// -------------------------------------------------------------------------------------------------
-// --help
+// ------------------------------------------------------------------------------------------ --help
 
 enum { HELP_COLUMN = 36, PAGE_WIDTH = 110 };
 
@@ -131,8 +129,7 @@ void option_print_help(FILE *out) {
             HELP_COLUMN, "  --version");
 }
 
-// -------------------------------------------------------------------------------------------------
-// values
+// ------------------------------------------------------------------------------------------ values
 
 // `name` is the option as it was typed, for messages.
 
@@ -264,8 +261,7 @@ static bool set_value(const OptionRow *row, Options *options, const char *name, 
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// names
+// ------------------------------------------------------------------------------------------- names
 
 const OptionRow *option_find(const char *name, size_t length) {
     for (const OptionRow *row = option_table; row->long_name; row++)
@@ -285,8 +281,7 @@ static NearestName nearest_option(const char *typo, size_t length) {
     return nearest;
 }
 
-// -------------------------------------------------------------------------------------------------
-// matching
+// ---------------------------------------------------------------------------------------- matching
 
 static bool names_an_option(const char *text) {
     if (text[0] != '-') return false;
@@ -386,8 +381,7 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     return ok;
 }
 
-// --------------------------------------------------------------------------------------------- the
-// whole command line
+// -------------------------------------------------------------------------- the whole command line
 
 static ptrdiff_t index_of(const char *name, size_t length) {
     const OptionRow *row = option_find(name, length);
@@ -547,8 +541,7 @@ void options_free(Options *options) {
     options->repeated = options->state_command = options->directory = options->begun_in = NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// JSON
+// -------------------------------------------------------------------------------------------- JSON
 
 // Keys among the options that are not options: fields of Options, besides OPTIONS_START.
 static const char DIRECTORY[] = "directory", CHOSEN[] = "chosen", STATE_COMMAND[] = "state-command";

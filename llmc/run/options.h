@@ -122,8 +122,7 @@ bool options_differ(const Options *options, const char *json, const char *long_n
 // Sets a string of Options to a copy of text.
 void options_set_string(char **field, const char *text);
 
-// -------------------------------------------------------------------------------------------------
-// rows of the table
+// ------------------------------------------------------------------------------- rows of the table
 
 typedef enum { OPTION_INT, OPTION_INT64, OPTION_DOUBLE, OPTION_STRING, OPTION_WORD } OptionType;
 

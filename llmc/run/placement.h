@@ -25,8 +25,7 @@ typedef struct {
 // "". threads: that it computes with on the CPU. False only if the processes are lost.
 bool placement_bind(Placement *placement, const char *gpu, int threads, Error *err);
 
-// ----------------------------------------------------------------------------------------- the
-// choice
+// -------------------------------------------------------------------------------------- the choice
 
 // The inputs of the choice besides the machine.
 typedef struct {

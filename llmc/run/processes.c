@@ -14,8 +14,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-// -------------------------------------------------------------------------------------------------
-// meeting
+// ----------------------------------------------------------------------------------------- meeting
 
 bool processes_meet(const Options *o, Error *err) {
     enum { MOST = 8 * sizeof o->given }; // rows of the table
@@ -67,8 +66,7 @@ bool processes_meet(const Options *o, Error *err) {
     return comm_agree(facts, n, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// devices
+// ----------------------------------------------------------------------------------------- devices
 
 // Two processes on one GPU would wait for each other.
 static bool check_distinct(Error *err) {
@@ -175,8 +173,7 @@ bool processes_connect_devices(Error *err) {
     return connect_all(err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tuning
+// ------------------------------------------------------------------------------------------ tuning
 
 // A micro-step of B empty sequences.
 static bool try_micro_step(Model *model, int64_t B, int64_t tokens, Error *err) {
@@ -226,8 +223,7 @@ bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare 
     return comm_all_ok(ok, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// numerics
+// ---------------------------------------------------------------------------------------- numerics
 
 bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     if (comm_size() == 1) return true;
@@ -251,8 +247,7 @@ bool processes_sum_numerics(NumericsRow *rows, int count, Error *err) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// between steps
+// ----------------------------------------------------------------------------------- between steps
 
 bool processes_compare_weights(const Model *model, int64_t step, Error *err) {
     enum { PIECE = 4 << 20 };

@@ -41,8 +41,7 @@ static void log_min_time(const Report *r, const char *what, double tokens, doubl
         runlog_field(r->log, what, "takes at least %.3g s at the measured matmul rate", seconds);
 }
 
-// -------------------------------------------------------------------------------------------------
-// start
+// ------------------------------------------------------------------------------------------- start
 
 bool report_is_silent(const RunSetup *setup) {
     return setup->options.interactive && !isatty(STDOUT_FILENO);
@@ -92,8 +91,7 @@ void report_close(Report *r) {
     free(r);
 }
 
-// -------------------------------------------------------------------------------------------------
-// steps
+// ------------------------------------------------------------------------------------------- steps
 
 void report_first_step(const Report *r) {
     const RunSetup *s = r->setup;
@@ -190,8 +188,7 @@ void report_step(Report *r, StepRecord *record) {
     record->step = 0;
 }
 
-// -----------------------------------------------------------------------------------------------
-// evaluation and saving
+// --------------------------------------------------------------------------- evaluation and saving
 
 void report_validating(const Report *r) {
     const RunSetup *s = r->setup;
@@ -250,8 +247,7 @@ void report_tuning(Report *r, const char *tuning) {
     free(quoted);
 }
 
-// -------------------------------------------------------------------------------------------------
-// end
+// --------------------------------------------------------------------------------------------- end
 
 void report_end(Report *r, double wait_seconds) {
     const RunSetup *s = r->setup;

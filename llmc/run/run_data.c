@@ -39,8 +39,7 @@ static void compare_data(const char *what, DataFacts now, DataFacts *then) {
     *then = now;
 }
 
-// ------------------------------------------------------------------------------------------------
-// resumes of a mixture
+// ---------------------------------------------------------------------------- resumes of a mixture
 
 // Advances the sources of the checkpoint to its position, where other weights begin.
 static void advance_sources(TrainerState *state) {
@@ -170,8 +169,7 @@ static void continue_train(RunData *data, TrainerState *state) {
     state->train = now;
 }
 
-// -------------------------------------------------------------------------------------------------
-// validation
+// -------------------------------------------------------------------------------------- validation
 
 // The pattern of the validation shards next to those of a pattern of -i, malloced; NULL: no train
 // in their names.

@@ -31,8 +31,7 @@ static char *step_path(const char *dir, int64_t step, bool temporary) {
     return path_join(dir, name);
 }
 
-// -------------------------------------------------------------------------------------------------
-// saving
+// ------------------------------------------------------------------------------------------ saving
 
 // False if a directory of ours contains foreign files, which must not be removed or hidden. One
 // file of ours vouches for the others: files of earlier versions have no marks, and a file that a
@@ -139,8 +138,7 @@ bool checkpoint_save(const char *dir, const Model *model, const TrainerState *st
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// finding
+// ----------------------------------------------------------------------------------------- finding
 
 static const char step_prefix[] = "step_", done_prefix[] = "DONE_";
 
@@ -314,8 +312,7 @@ bool checkpoint_set_best_loss(const char *path, const Model *model, double best_
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// rotation
+// ---------------------------------------------------------------------------------------- rotation
 
 bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, Error *err) {
     int64_t *steps;
@@ -348,8 +345,7 @@ bool checkpoint_rotate(const char *dir, int keep, int64_t major, int64_t last, E
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the end
+// ----------------------------------------------------------------------------------------- the end
 
 bool checkpoint_mark_done(const char *dir, int64_t step, Error *err) {
     char name[64];

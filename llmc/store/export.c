@@ -101,8 +101,7 @@ bool export_is_directory(const char *path) {
     return t.kind == TARGET_DIRECTORY;
 }
 
-// -------------------------------------------------------------------------------------------------
-// existing targets
+// -------------------------------------------------------------------------------- existing targets
 
 static bool is_own_model(const char *directory) {
     return huggingface_is_own(directory, NULL, 0, false, NULL);
@@ -306,8 +305,7 @@ bool export_check(const char *path, ExportType type, const ModelConfig *config,
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 static bool write_directory(const ExportTarget *t, const HuggingFaceModel *m, Error *err) {
     FileFacts facts[HF_FILES];

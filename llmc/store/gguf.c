@@ -31,8 +31,7 @@ enum { KEY_U32 = 4, KEY_I32 = 5, KEY_F32 = 6, KEY_BOOL = 7, KEY_STRING = 8, KEY_
 
 #define GGUF_MARK "Written by pretrain.cu" // own_file.h
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 // A tensor of the file: a weight of ours, or one of the matrices that are stacked in it.
 typedef struct {
@@ -115,8 +114,7 @@ static GgufTensor *list_tensors(const Model *model, GgufType type, int *count) {
     return list;
 }
 
-// -------------------------------------------------------------------------------------------------
-// header
+// ------------------------------------------------------------------------------------------ header
 
 typedef struct {
     FILE *out;
@@ -306,8 +304,7 @@ static char *gguf_header(const HuggingFaceModel *m, GgufType type, const cJSON *
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------
-// data
+// -------------------------------------------------------------------------------------------- data
 
 // n values, a multiple of 32. The arithmetic is llama.cpp's: halves are rounded away from zero. A
 // block with a value that is not finite has no scale.

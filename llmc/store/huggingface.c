@@ -28,8 +28,7 @@
 #include <string.h>
 #include <xxhash.h>
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 enum { MAX_CONFIG_BYTES = 1 << 20 };
 
@@ -43,8 +42,7 @@ struct HuggingFace {
     int matrix_index; // the tensor in it, -1: none
 };
 
-// -------------------------------------------------------------------------------------------------
-// the tensors' table
+// ------------------------------------------------------------------------------ the tensors' table
 
 // The name without "transformer." and the prefixes of torch.compile, DDP and other wrappers.
 static const char *without_prefix(const char *name) {
@@ -177,8 +175,7 @@ static bool open_tensors(HuggingFace *f, const char *directory, Error *err) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// open and read
+// ----------------------------------------------------------------------------------- open and read
 
 HuggingFace *huggingface_open(const char *directory, ModelConfig *config, int64_t *eot,
                               Error *err) {
@@ -224,8 +221,7 @@ void huggingface_close(HuggingFace *f) {
     free(f);
 }
 
-// ---------------------------------------------------------------------------------------- contents
-// besides the weights
+// -------------------------------------------------------------------- contents besides the weights
 
 // Compares a tensor with wte: the head of a tied model has the same values; with embed_norm the
 // embedding of the file has the norms of its rows. Between these lie three roundings to the type of
@@ -346,8 +342,7 @@ bool huggingface_read(HuggingFace *f, const Parameter *p, int64_t first_row, int
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 static const OwnFileKind own_files[HF_TOKENIZER_CONFIG + 1] = {
     [HF_WEIGHTS] = {"model.safetensors", SAFETENSORS_MARK},
@@ -444,8 +439,7 @@ int64_t huggingface_begin(const HuggingFaceModel *m) {
     return model_extras_begin(huggingface_extras(m), otherwise, model_options(m->model)->config.V);
 }
 
-// -------------------------------------------------------------------------------------------------
-// weights
+// ----------------------------------------------------------------------------------------- weights
 
 static bool huggingface_append(void *writer, const void *data, size_t bytes, Error *err) {
     return safetensors_writer_append(writer, data, bytes, err);
@@ -512,8 +506,7 @@ static bool write_weights(const char *path, const HuggingFaceModel *m, FileFacts
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the small files
+// --------------------------------------------------------------------------------- the small files
 
 // The settings that transformers needs in addition to tokenizer.json. The general class takes
 // everything from that file; without the last line, decode would remove spaces from the text ("a ."

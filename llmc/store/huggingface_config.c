@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------- the
-// fields of each class
+// ------------------------------------------------------------------------ the fields of each class
 
 // The "model_type"s, a bit each in the tables below. The last is for blocks that no class of
 // transformers has; its config.json describes the block.
@@ -96,8 +95,7 @@ static int type_of(const char *name) {
     return 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 // Absent, or one of two texts.
 static bool check_string(const cJSON *root, const char *key, const char *expected, const char *also,
@@ -348,8 +346,7 @@ bool huggingface_parse_config(const cJSON *root, ModelConfig *config, Error *err
     return model_config_check(config, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 // The numbers of a config.json that may be null, as they are written.
 typedef struct {

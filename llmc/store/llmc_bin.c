@@ -116,8 +116,7 @@ bool llmc_bin_read(LlmcBin *f, const Parameter *p, int64_t first_row, int64_t ro
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 static bool llmc_bin_append(void *file, const void *data, size_t bytes, Error *err) {
     return atomic_file_write(file, data, bytes, err);

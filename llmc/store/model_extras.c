@@ -23,8 +23,7 @@ const char *const extra_file_names[EXTRA_FILES] = {
     [EXTRA_CHAT_TEMPLATE] = "chat_template.jinja",
     [EXTRA_GENERATION_CONFIG] = "generation_config.json"};
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 void model_extras_add_end(ModelExtras *e, int64_t token) {
     for (int i = 0; i < e->num_ends; i++)
@@ -153,8 +152,7 @@ void model_extras_free(ModelExtras *e) {
     *e = (ModelExtras){0};
 }
 
-// -------------------------------------------------------------------------------------------------
-// single facts
+// ------------------------------------------------------------------------------------ single facts
 
 static int64_t token_of(const ModelExtras *e, const char *key, int64_t otherwise, int64_t V) {
     int64_t token;
@@ -201,8 +199,7 @@ char *model_extras_chat_template(const ModelExtras *e) {
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------
-// config.json
+// ------------------------------------------------------------------------------------- config.json
 
 static void put_value(FILE *out, const cJSON *item) {
     char *text = cJSON_PrintUnformatted(item);

@@ -38,8 +38,7 @@ static SafetensorsEntry state_entry(const Model *model, int index, StateSlot slo
     return e;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts, Error *err) {
     const char *const metadata[] = {metadata_optimizer,
@@ -81,8 +80,7 @@ bool optimizer_file_write(const char *path, const Model *model, FileFacts *facts
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 static bool load_slot(Model *model, SafetensorsFile *f, int i, StateSlot slot, void *piece,
                       Error *err) {

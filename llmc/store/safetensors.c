@@ -49,8 +49,7 @@ static const struct {
 };
 enum { NUM_FILE_DTYPES = sizeof file_dtypes / sizeof file_dtypes[0] };
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 // Sets dtype, rank and shape, *size to the bytes of an element, and *numel to the number of
 // elements.
@@ -291,8 +290,7 @@ bool safetensors_read_bytes(SafetensorsFile *f, const SafetensorsEntry *e, int64
     return file_read_at(f->fd, f->path, e->offset + first, out, (size_t)n, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 struct SafetensorsWriter {
     AtomicFile *file;

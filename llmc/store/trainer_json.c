@@ -27,8 +27,7 @@ const char *checkpoint_file_name(int file) {
     return huggingface_file_name(file);
 }
 
-// ------------------------------------------------------------------------------------------------
-// the tables of fields
+// ---------------------------------------------------------------------------- the tables of fields
 
 typedef enum {
     FIELD_INT64,
@@ -111,8 +110,7 @@ static const TrainerField file_fields[] = {
 };
 #define COUNT(array) ((int)(sizeof array / sizeof *array))
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 // noinline: gcc would see that a FileFacts is too small for the window that none of its fields
 // is.
@@ -237,8 +235,7 @@ bool trainer_json_write(const char *path, const TrainerState *state, const Model
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 static bool float_value(const cJSON *item, float *value) {
     double d;

@@ -29,8 +29,7 @@ struct WeightShards {
     int num_files;
 };
 
-// -------------------------------------------------------------------------------------------------
-// the index
+// --------------------------------------------------------------------------------------- the index
 
 // Takes the names of the files from the index: a member may only name a file in this directory,
 // with no path in it.
@@ -58,8 +57,7 @@ static bool parse_index(WeightShards *s, const char *directory, const cJSON *ind
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// open and close
+// ---------------------------------------------------------------------------------- open and close
 
 bool weight_shards_explain(const char *directory, Error *err) {
     // Other files of the directory (pictures, archives, logs) say nothing of its weights.
@@ -176,8 +174,7 @@ void weight_shards_close(WeightShards *s) {
     free(s);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 static int file_of(const WeightShards *s, int i) {
     int file = 0;

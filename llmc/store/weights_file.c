@@ -148,8 +148,7 @@ bool weights_file_load(Model *model, const char *path, Error *err) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// origin
+// ------------------------------------------------------------------------------------------ origin
 
 struct WeightsOrigin {
     Model *model;

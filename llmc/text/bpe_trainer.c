@@ -24,8 +24,7 @@ enum {
     REPORT_TOKENS = 256, // between two reports
 };
 
-// -------------------------------------------------------------------------------------------------
-// pairs
+// ------------------------------------------------------------------------------------------- pairs
 
 typedef struct {
     uint64_t key; // pair + 1; 0: free
@@ -70,8 +69,7 @@ static PairCount *add_to_pair(PairTable *t, uint64_t pair, int64_t count) {
     return p;
 }
 
-// -------------------------------------------------------------------------------------------------
-// queue
+// ------------------------------------------------------------------------------------------- queue
 
 typedef struct {
     int64_t count; // when it was queued
@@ -126,8 +124,7 @@ static void free_candidate(const Candidate *c) {
         free(c->words); // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
 }
 
-// -------------------------------------------------------------------------------------------------
-// trainer
+// ----------------------------------------------------------------------------------------- trainer
 
 // The effect of one merge on the pairs with one neighbour.
 typedef struct {
@@ -162,8 +159,7 @@ static int64_t word_count(const uint32_t *word) {
     return (int64_t)((uint64_t)word[1] << 32 | word[0]);
 }
 
-// --------------------------------------------------------------------------------------------
-// words and pairs of bytes
+// ------------------------------------------------------------------------ words and pairs of bytes
 
 static void take_word(void *user, const char *word, uint32_t length, int64_t count) {
     Trainer *t = user;
@@ -223,8 +219,7 @@ static void queue_byte_pairs(Trainer *t) {
     free(pairs);
 }
 
-// -------------------------------------------------------------------------------------------------
-// a merge
+// ----------------------------------------------------------------------------------------- a merge
 
 static Neighbour *touch_neighbour(Side *s, uint32_t token) {
     Neighbour *n = &s->of[token];
@@ -382,8 +377,7 @@ static bool merge_candidate(Trainer *t, const Candidate *c, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// all merges
+// -------------------------------------------------------------------------------------- all merges
 
 static bool find_merges(Trainer *t, WordCounts *words, int64_t tokens,
                         void (*on_progress)(void *user, int64_t tokens), void *user, Error *err) {

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// whole files
+// ------------------------------------------------------------------------------------- whole files
 
 // Filters that turn a file of a kind into text or lines. The table of kinds has the advice for
 // others.
@@ -134,8 +133,7 @@ const char *corpus_content(const CorpusOptions *o, const InputFile *file, char *
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// inside a text
+// ----------------------------------------------------------------------------------- inside a text
 
 static const char *const markers[] = {"<|endoftext|>", "<|end_of_text|>", "<|startoftext|>",
                                       "<|im_end|>",    "<|eot_id|>",      "</s>",

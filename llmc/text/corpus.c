@@ -61,8 +61,7 @@ static void close_run(Run *r) {
     free(r->summaries);
 }
 
-// -------------------------------------------------------------------------------------------------
-// passes
+// ------------------------------------------------------------------------------------------ passes
 
 // Encodes all documents or, with is_counting, counts their words into job.words. If training or
 // validation has too little of a few, short documents, does it again with each of them cut; a count
@@ -119,8 +118,7 @@ static bool check_sides(Run *r, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// vocabulary
+// -------------------------------------------------------------------------------------- vocabulary
 
 static void on_merged(void *user, int64_t tokens) {
     Run *r = user;
@@ -155,8 +153,7 @@ static int train(Run *r, Error *err) {
     return EXIT_BAD_INPUT;
 }
 
-// -------------------------------------------------------------------------------------------------
-// run
+// --------------------------------------------------------------------------------------------- run
 
 int corpus_run(const CorpusOptions *options, CorpusResult *result, Error *err) {
     Run r = {.options = *options};

@@ -19,8 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// encoders
+// ---------------------------------------------------------------------------------------- encoders
 
 // One for each thread. Blocks come in any order, so no state is carried from one to the next.
 typedef struct {
@@ -153,8 +152,7 @@ static void put_piece(CorpusEncoder *e, CorpusBlock *b) {
     put_text(e, b, b->side, b->text, b->n);
 }
 
-// -------------------------------------------------------------------------------------------------
-// pipeline
+// ---------------------------------------------------------------------------------------- pipeline
 
 // Text in the pipeline at once. Blocks of ordinary size do not reach the limit below a hundred
 // threads; it stops the reader when many lines are long.

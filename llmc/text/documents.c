@@ -80,8 +80,7 @@ static bool reader_fail(DocumentReader *r, int status) {
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 static bool pass_unreadable(DocumentReader *r, int reason) {
     kind_counts_add(&r->pending.left_out, "unreadable", 1, "%s: %s", r->file.path,
@@ -176,8 +175,7 @@ static void report_damage(DocumentReader *r) {
                     r->error.text);
 }
 
-// -------------------------------------------------------------------------------------------------
-// blocks
+// ------------------------------------------------------------------------------------------ blocks
 
 // Appends text of the file to b, until it has n bytes or the file ends.
 static bool fill_block(DocumentReader *r, CorpusBlock *b, int64_t n) {
@@ -237,8 +235,7 @@ static bool begin_file(DocumentReader *r, CorpusBlock *b) {
     return false;
 }
 
-// -------------------------------------------------------------------------------------------------
-// lines
+// ------------------------------------------------------------------------------------------- lines
 
 // Skips the line or document that b begins with.
 static bool skip_line(DocumentReader *r, CorpusBlock *b) {
@@ -306,8 +303,7 @@ static bool next_lines(DocumentReader *r, CorpusBlock *b) {
     return n > 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// text
+// -------------------------------------------------------------------------------------------- text
 
 // Finds the unpacked size of the compressed file, up to its end or to damage. Reports damage.
 static bool measure(DocumentReader *r, int64_t *size) {
@@ -387,8 +383,7 @@ static bool next_piece(DocumentReader *r, CorpusBlock *b) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// interface
+// --------------------------------------------------------------------------------------- interface
 
 bool document_reader_next(DocumentReader *r, CorpusBlock *b) {
     if (r->is_done) return false;

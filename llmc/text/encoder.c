@@ -45,8 +45,7 @@ void encoder_free(Encoder *e) {
     free(e);
 }
 
-// -------------------------------------------------------------------------------------------------
-// pieces
+// ------------------------------------------------------------------------------------------ pieces
 
 static int64_t merge_piece(const Tokenizer *t, const char *piece, int64_t n, int32_t *out) {
     const int32_t whole = t->whole_pieces ? vocabulary_find(t, piece, (size_t)n) : -1;
@@ -92,8 +91,7 @@ static int64_t encode_plain(Encoder *e, const char *text, int64_t n, int32_t *ou
     return count;
 }
 
-// -------------------------------------------------------------------------------------------------
-// added tokens
+// ------------------------------------------------------------------------------------ added tokens
 
 static int64_t encode_pass(Encoder *e, AddedPass pass, bool special, const char *text, int64_t n,
                            int32_t *out) {

@@ -264,8 +264,7 @@ InputSummary *inputs_summarize(const InputOptions *options, int64_t *total_bytes
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// standard input
+// ---------------------------------------------------------------------------------- standard input
 
 bool inputs_spool_stdin(InputOptions *o, const char *directory, int64_t limit, int64_t *bytes,
                         Error *err) {

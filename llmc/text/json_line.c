@@ -16,8 +16,7 @@ typedef struct {
     const char *wrong; // the error at p; NULL: none
 } Scan;
 
-// -------------------------------------------------------------------------------------------------
-// scanner
+// ----------------------------------------------------------------------------------------- scanner
 
 static bool scan_fail(Scan *s, const char *wrong) {
     s->wrong = wrong;
@@ -155,8 +154,7 @@ static bool scan_nested(Scan *s) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// escapes
+// ----------------------------------------------------------------------------------------- escapes
 
 // Unescapes a scanned string, without quotes, in place; returns its number of bytes, -1 if it has
 // half a surrogate pair.
@@ -206,8 +204,7 @@ static bool key_is(const unsigned char *key, int64_t n, const char *field) {
     return unescape(copy, n) == (int64_t)length && memcmp(copy, field, length) == 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// interface
+// --------------------------------------------------------------------------------------- interface
 
 // Scans the members of the line's object; *value: where the value of the last one named field
 // begins, NULL: none.

@@ -11,8 +11,7 @@
 enum { SHORT_PIECE = 64 };
 #define NO_RANK UINT32_MAX
 
-// -------------------------------------------------------------------------------------------------
-// table of rules
+// ---------------------------------------------------------------------------------- table of rules
 
 static void insert_rule(MergeTable *t, MergeRule rule) {
     uint64_t mask = (uint64_t)t->capacity - 1, i = pair_slot(rule.pair, t->shift);
@@ -44,8 +43,7 @@ void merge_table_free(MergeTable *t) {
     *t = (MergeTable){0};
 }
 
-// -------------------------------------------------------------------------------------------------
-// short pieces
+// ------------------------------------------------------------------------------------ short pieces
 
 typedef struct {
     uint32_t rank;
@@ -81,8 +79,7 @@ static int64_t merge_short(const MergeTable *t, int32_t *tokens, int64_t n, uint
     return n;
 }
 
-// -------------------------------------------------------------------------------------------------
-// long pieces
+// ------------------------------------------------------------------------------------- long pieces
 
 // A long piece is a chain of tokens. The token at place i lives as long as pairs with it can be
 // merged.

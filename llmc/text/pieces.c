@@ -30,8 +30,7 @@ bool pattern_named(const char *name, Pattern *pattern, Error *err) {
         err, "no pattern is named \"%s\", expected gpt2, starcoder, llama3, qwen2 or o200k", name);
 }
 
-// -------------------------------------------------------------------------------------------------
-// parts of patterns
+// ------------------------------------------------------------------------------- parts of patterns
 
 // The class of GPT-2's pattern that has this kind of character.
 static inline CharKind class_of(CharKind kind) {
@@ -68,8 +67,7 @@ static inline int contraction_at(const unsigned char *p, const unsigned char *en
     return 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the patterns
+// ------------------------------------------------------------------------------------ the patterns
 
 // numbers_alone: the text is parted at each number first.
 static inline int64_t gpt2_next(const uint8_t *table, bool numbers_alone,
@@ -168,8 +166,7 @@ int64_t pieces_next(const uint8_t *table, Pattern pattern, const char *text, int
     return modern_next(table, pattern, begin, begin + n);
 }
 
-// -------------------------------------------------------------------------------------------------
-// cuts
+// -------------------------------------------------------------------------------------------- cuts
 
 // Returns the kind of the character that ends before p, and its length; begin < p.
 static CharKind kind_before(const uint8_t *table, const unsigned char *begin,

@@ -25,8 +25,7 @@ struct Spellings {
     bool begins[256];          // some spelling begins with this byte
 };
 
-// -------------------------------------------------------------------------------------------------
-// nodes
+// ------------------------------------------------------------------------------------------- nodes
 
 static uint64_t slot_of(const Spellings *s, int32_t parent, uint8_t byte) {
     const uint64_t key = (uint64_t)parent << 8 | byte;
@@ -129,8 +128,7 @@ void spellings_free(Spellings *s) {
     free(s);
 }
 
-// -------------------------------------------------------------------------------------------------
-// searches
+// ---------------------------------------------------------------------------------------- searches
 
 int32_t spellings_find(const Spellings *s, const char *text, int64_t n, int64_t *at) {
     int32_t state = 0, best = -1;

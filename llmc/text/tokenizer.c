@@ -78,8 +78,7 @@ uint64_t tokenizer_fingerprint(const Tokenizer *t) {
     return fingerprint;
 }
 
-// -------------------------------------------------------------------------------------------------
-// cuts
+// -------------------------------------------------------------------------------------------- cuts
 
 // Tells whether the spelling of a non-special added token may cross m, as far as the n bytes show.
 static bool added_across(TokenizerCuts *c, int64_t m) {

@@ -27,8 +27,7 @@ typedef struct {
     bool given; // by --tokenizer
 } Question;
 
-// -------------------------------------------------------------------------------------------------
-// places
+// ------------------------------------------------------------------------------------------ places
 
 // The directory of a path or of a pattern's first match, or that path itself; malloced; NULL: it
 // could not be read.
@@ -57,8 +56,7 @@ static bool tokenizer_next_to(const char *pattern, char **found, Error *err) {
     return ok;
 }
 
-// ----------------------------------------------------------------------------------- agreement
-// with weights and shards
+// --------------------------------------------------------------- agreement with weights and shards
 
 // Refuses foreign weights without a tokenizer whose vocabulary is not that of the shards. A
 // difference within the padding is accepted, and our own checkpoints may have any vocabulary.
@@ -126,8 +124,7 @@ static bool take_tokenizer(Tokenizer **tokenizer, const Question *q, const char 
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// search
+// ------------------------------------------------------------------------------------------ search
 
 bool tokenizer_find(Tokenizer **tokenizer, const char *given, const char *weights,
                     const char *shards, int64_t vocab, int64_t V, Error *err) {

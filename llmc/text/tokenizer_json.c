@@ -26,8 +26,7 @@ static bool refuse_field(const char *field, const cJSON *item, const char *expec
                      expected);
 }
 
-// -----------------------------------------------------------------------------------------------
-// vocabulary and merges
+// --------------------------------------------------------------------------- vocabulary and merges
 
 // All entries "token": number. The spellings of added tokens are plain text, not GPT-2's alphabet,
 // and which tokens are added is known only later: a name that the alphabet cannot spell is kept as
@@ -91,8 +90,7 @@ static bool add_merge_line(Tokenizer *t, const char *line, size_t n, uint32_t ra
                              (size_t)(line + n - space - 1), rank, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tokenizer.json
+// ---------------------------------------------------------------------------------- tokenizer.json
 
 // The types of fields, as Hugging Face's reader has them; a field that is missing is another
 // matter. Whether a value is supported is checked where it is read.
@@ -377,8 +375,7 @@ static bool read_post_processor(Tokenizer *t, const cJSON *root, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------
-// vocab.json and merges.txt
+// ----------------------------------------------------------------------- vocab.json and merges.txt
 
 static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, Error *err) {
     if (!read_vocabulary(t, root, false, err)) return error_prefix(err, "%s", path);
@@ -411,8 +408,7 @@ static bool read_vocab_json(Tokenizer *t, const char *path, const cJSON *root, E
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 // JSON strings may hold a NUL, C strings may not: "a\u0000b" would be read as "a".
 static bool has_nul(const char *text, size_t n) {
@@ -473,8 +469,7 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 // The contents of a JSON string.
 static void put_escaped(FILE *out, const char *bytes, size_t n) {
@@ -499,8 +494,7 @@ static void put_token(FILE *out, const Tokenizer *t, int32_t token) {
         put_escaped(out, t->bytes + k->offset, k->length);
 }
 
-// -------------------------------------------------------------------------------------------------
-// merges
+// ------------------------------------------------------------------------------------------ merges
 
 static int compare_rules(const void *a, const void *b) {
     const MergeRule *x = a, *y = b;

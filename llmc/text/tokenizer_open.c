@@ -14,8 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// settings
+// ---------------------------------------------------------------------------------------- settings
 
 // The files that transformers reads next to a tokenizer.json or vocab.json. What they say must be
 // what the tokenizer does: a token that it does not have, and a setting that would give other
@@ -136,8 +135,7 @@ static bool check_settings(const Tokenizer *t, const char *path, Error *err) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 static Tokenizer *open_file(const char *path, Error *err) {
     int64_t size;

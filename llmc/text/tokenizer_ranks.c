@@ -33,8 +33,7 @@ static Tokenizer *finish_ranks(Tokenizer *t, const char *path, bool ok, Error *e
     return NULL;
 }
 
-// -------------------------------------------------------------------------------------------------
-// tiktoken rank files
+// ----------------------------------------------------------------------------- tiktoken rank files
 
 // n characters, a multiple of four, padded with "="; out has space for 3 n / 4. -1: not base64.
 static int base64_decode(const char *text, size_t n, char *out) {
@@ -115,8 +114,7 @@ Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes
     return finish_ranks(t, path, ok, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// llm.c
+// ------------------------------------------------------------------------------------------- llm.c
 
 static bool read_llmc_tokens(Tokenizer *t, const char *text, size_t n, Error *err) {
     uint32_t header[4];

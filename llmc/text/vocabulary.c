@@ -45,8 +45,7 @@ bool vocabulary_line(const char *text, size_t n, size_t *at, const char **line, 
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// bytes -> token
+// ---------------------------------------------------------------------------------- bytes -> token
 
 static uint64_t spelling_slot(const Tokenizer *t, const char *bytes, size_t length) {
     return XXH3_64bits(bytes, length) & (uint64_t)(t->by_bytes_capacity - 1);
@@ -71,8 +70,7 @@ static void index_token(Tokenizer *t, int32_t token) {
     t->by_bytes[i] = token;
 }
 
-// -------------------------------------------------------------------------------------------------
-// tokens
+// ------------------------------------------------------------------------------------------ tokens
 
 static bool check_new(const Tokenizer *t, int64_t number, const char *bytes, size_t length,
                       bool ordinary, Error *err) {
@@ -167,8 +165,7 @@ int32_t vocabulary_find_special(const Tokenizer *t, const char *text) {
     return -1;
 }
 
-// -------------------------------------------------------------------------------------------------
-// merges
+// ------------------------------------------------------------------------------------------ merges
 
 bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, Error *err) {
     const Token *a = &t->tokens[left], *b = &t->tokens[right];
@@ -187,8 +184,7 @@ bool vocabulary_merge(Tokenizer *t, int32_t left, int32_t right, uint32_t rank, 
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// completion
+// -------------------------------------------------------------------------------------- completion
 
 int64_t vocabulary_merge_bytes(const Tokenizer *t, int32_t token, uint32_t below,
                                int32_t parts[MAX_TOKEN_BYTES]) {

@@ -52,8 +52,7 @@ struct WordCounter {
     } moved[LOCAL_SLOTS];      // what a part needs to know of the words that move, by slot
 };
 
-// -------------------------------------------------------------------------------------------------
-// the shared table
+// -------------------------------------------------------------------------------- the shared table
 
 WordCounts *word_counts_create(void) {
     WordCounts *w = memory_zeroed(1, sizeof *w);
@@ -135,8 +134,7 @@ void word_counts_drain(WordCounts *w,
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// a thread's table
+// -------------------------------------------------------------------------------- a thread's table
 
 WordCounter *word_counter_create(WordCounts *w) {
     WordCounter *c = memory_new(1, sizeof *c);

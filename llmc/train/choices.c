@@ -24,8 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// the files
+// --------------------------------------------------------------------------------------- the files
 
 enum { HEADER_BYTES = 4 * CHOICES_HEADER_INTS };
 // Words of a record before the context's tokens, and the min words of a record: context and
@@ -68,8 +67,7 @@ ChoiceExample choices_example(const ChoiceSet *set, int64_t i) {
     return e;
 }
 
-// -------------------------------------------------------------------------------------------------
-// checking
+// ---------------------------------------------------------------------------------------- checking
 
 // The beginning of a message: the file and the example.
 typedef struct {
@@ -102,8 +100,7 @@ static bool check_record_tokens(const char *what, const uint16_t **w, const uint
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// opening
+// ----------------------------------------------------------------------------------------- opening
 
 static bool check_records(ChoiceSet *set, const char *path, int64_t words, int64_t V, Error *err) {
     int64_t start = 0;
@@ -247,8 +244,7 @@ void choices_close(ChoiceSets *sets) {
     memset(sets, 0, sizeof *sets);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the scores
+// -------------------------------------------------------------------------------------- the scores
 
 typedef struct {
     int64_t example;
@@ -306,8 +302,7 @@ static void make_sequences(Scoring *s, int64_t examples, int64_t T, int64_t *exa
     qsort(s->sequences, (size_t)s->count, sizeof *s->sequences, shortest_first);
 }
 
-// -------------------------------------------------------------------------------------------------
-// losses
+// ------------------------------------------------------------------------------------------ losses
 
 // Scores sequences [first, first + count), all of one rounded length. The batch always has B rows,
 // filled up with copies of the last sequence, because another number of rows would be another
@@ -353,8 +348,7 @@ static bool collect_losses(Scoring *s, int64_t examples, Error *err) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// answers
+// ----------------------------------------------------------------------------------------- answers
 
 // The completion with the smallest loss, by sum or by mean; -1 if none is a number.
 static int chosen_completion(const double *losses, const int64_t *tokens, int completions,
@@ -389,8 +383,7 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// evaluation
+// -------------------------------------------------------------------------------------- evaluation
 
 bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, ChoiceScore *score,
                       double *losses, int64_t *tokens, Error *err) {

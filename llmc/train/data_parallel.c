@@ -14,8 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// the share
+// --------------------------------------------------------------------------------------- the share
 
 static bool can_share_groups(int groups, int processes) {
     const int each = groups / processes;
@@ -57,8 +56,7 @@ int64_t step_share_windows(const StepShare *s, int number) {
            dataloader_group_begin(s->step_windows, s->groups, group);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the object
+// -------------------------------------------------------------------------------------- the object
 
 // Elements [first, first + n) of the range of each process in a unit, as far as it has them:
 // exchanged at once.
@@ -150,8 +148,7 @@ static bool exchange_outcome(DataParallel *d, Error *err) {
     return comm_lost(err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// within a process
+// -------------------------------------------------------------------------------- within a process
 
 // The numbers of micro-steps, which choose random bits, are those of a process that computes all
 // groups, each with as many micro-steps as the largest one.
@@ -202,8 +199,7 @@ void data_parallel_end_group(DataParallel *d, int number) {
         add_group(d, u, number);
 }
 
-// -------------------------------------------------------------------------------------------------
-// sums of gradients
+// ------------------------------------------------------------------------------- sums of gradients
 
 // The elements of the unit's memory that process r has of a piece.
 static Range piece_range(const DataParallel *d, Piece p, int r) {
@@ -328,8 +324,7 @@ bool data_parallel_share_norm(DataParallel *d, Error *err) {
     return exchange_outcome(d, err);
 }
 
-// -------------------------------------------------------------------------------------------------
-// weights
+// ----------------------------------------------------------------------------------------- weights
 
 static void await_unit(DataParallel *d, int unit) {
     if (!d->weights[unit]) return;
@@ -368,8 +363,7 @@ bool data_parallel_await_weights(DataParallel *d, Error *err) {
     return exchange_outcome(d, err);
 }
 
-// --------------------------------------------------------------------------------------------
-// state of other processes
+// ------------------------------------------------------------------------ state of other processes
 
 // Bytes [first, first + n) of a slot of a parameter; index -1: there are no more.
 typedef struct {

@@ -21,8 +21,7 @@
 #include <string.h>
 #include <unistd.h>
 
-// -------------------------------------------------------------------------------------------------
-// the loop
+// ---------------------------------------------------------------------------------------- the loop
 
 // The state of a generation. It owns the window: for every sample the tokens that the decoder sees,
 // at most the context. When the window is full its last half becomes a new prompt, so that a text
@@ -51,8 +50,7 @@ typedef struct {
     Generated facts; // all of it but the texts and the number of tokens
 } Drawn;
 
-// -------------------------------------------------------------------------------------------------
-// tokens
+// ------------------------------------------------------------------------------------------ tokens
 
 // The text of one token: its bytes or, without a tokenizer, its number and a space, in `number`.
 // It is not terminated.
@@ -105,8 +103,7 @@ bool generate_prompt_ends_in_space(const Tokenizer *t, const char *prompt) {
     return t && tokenizer_vocab(t) > BYTE_VOCAB && n > 0 && prompt[n - 1] == ' ';
 }
 
-// -------------------------------------------------------------------------------------------------
-// window
+// ------------------------------------------------------------------------------------------ window
 
 // Restarts the decoder with the tokens in the window.
 static void restart_decoding(Decoding *d) {
@@ -116,8 +113,7 @@ static void restart_decoding(Decoding *d) {
     model_decode_start(d->model, d->prompts, n, samples, d->logits);
 }
 
-// -------------------------------------------------------------------------------------------------
-// drawing
+// ----------------------------------------------------------------------------------------- drawing
 
 static bool ends_sample(const Decoding *d, int32_t token) {
     const GenerateOptions *o = d->options;
@@ -255,8 +251,7 @@ static void drawn_free(Drawn *drawn) {
     memset(drawn, 0, sizeof *drawn);
 }
 
-// -------------------------------------------------------------------------------------------------
-// texts
+// ------------------------------------------------------------------------------------------- texts
 
 // The tokens at the beginning of a text, malloced.
 static bool encode_beginning(const GenerateOptions *o, int64_t V, int32_t **tokens, int64_t *n,
@@ -334,8 +329,7 @@ void generated_free(Generated *result) {
     memset(result, 0, sizeof *result);
 }
 
-// -------------------------------------------------------------------------------------------------
-// conversation
+// ------------------------------------------------------------------------------------ conversation
 
 // A GenerateSink. The output of a model must not move the cursor of a terminal. In a pipe its
 // control characters are its own, but a byte that is part of no character (-g may end inside one)

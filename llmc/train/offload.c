@@ -40,8 +40,7 @@ struct Offload {
     StateChunk *chunks;
 };
 
-// -------------------------------------------------------------------------------------------------
-// slices
+// ------------------------------------------------------------------------------------------ slices
 
 // Makes capacity for one more element of the array, which grows by doubling.
 static void *with_room(void *array, int count, size_t size) {
@@ -122,8 +121,7 @@ static StateChunk *add_chunk(Offload *o) {
     return &o->chunks[o->num_chunks++];
 }
 
-// -------------------------------------------------------------------------------------------------
-// object
+// ------------------------------------------------------------------------------------------ object
 
 Offload *offload_create(const Model *model, const UpdateTensor *tensors, int count, Error *err) {
     Offload *o = calloc(1, sizeof *o);
@@ -182,8 +180,7 @@ void offload_destroy(Offload *o) {
 UpdateList *offload_slices(Offload *o) { return &o->list; }
 int offload_chunks(const Offload *o) { return o->num_chunks; }
 
-// -------------------------------------------------------------------------------------------------
-// a step
+// ------------------------------------------------------------------------------------------ a step
 
 static void copy_chunk_in(Offload *o, int c) {
     const BufferPart *part = &o->parts[c % OFFLOAD_PARTS];

@@ -88,8 +88,7 @@ void optimizer_step(Optimizer *o, double learning_rate, int64_t tokens_in_step, 
     model_weights_changed(o->model);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the object
+// -------------------------------------------------------------------------------------- the object
 
 int32_t optimizer_scale_growth_interval(DType dtype) {
     if (dtype == DTYPE_FP16) return 2000;

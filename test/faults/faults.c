@@ -104,8 +104,7 @@ static long raw(long number, long a, long b, long c, long d) {
     return raw_call(number, a, b, c, d, 0, 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// faults
+// ------------------------------------------------------------------------------------------ faults
 
 // Counts a call; true: it is the one that fails.
 static bool fails(enum Class class, const char *where) {
@@ -123,8 +122,7 @@ static bool is_below(const char *path) {
                                  (path[under_length] == '/' || path[under_length] == '\0'));
 }
 
-// -------------------------------------------------------------------------------------------------
-// records
+// ----------------------------------------------------------------------------------------- records
 
 // A record of the trace: this, then `text` bytes of a path, then `more` bytes of another path or of
 // data.
@@ -249,8 +247,7 @@ static void on_call(int signal_number, siginfo_t *info, void *context) {
     errno = saved;
 }
 
-// -------------------------------------------------------------------------------------------------
-// start
+// ------------------------------------------------------------------------------------------- start
 
 static void catch_calls(void) {
     struct sock_filter filter[8 + CALLS];
@@ -337,8 +334,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
     return 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// allocations
+// ------------------------------------------------------------------------------------- allocations
 
 void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);

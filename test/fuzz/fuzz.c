@@ -54,8 +54,7 @@ static void clear(FuzzInput *in) {
     *in = (FuzzInput){0};
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 // What the files of the scratch directory hold, so that only what differs is written.
 static Piece on_disk[MAX_PIECES];
@@ -131,8 +130,7 @@ static void choose(const FuzzReader *r) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// mutations
+// --------------------------------------------------------------------------------------- mutations
 
 // Bytes of one file changed; seldom the flags, or whether a file is there. `change` changes n bytes
 // of room `most`.
@@ -166,8 +164,7 @@ size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t 
                                  uint8_t *out, size_t out_size, unsigned seed);
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
 
-// ------------------------------------------------------------------------------------------------
-// an input as a buffer
+// ---------------------------------------------------------------------------- an input as a buffer
 
 // A byte of flags (1: repaired, the upper four bits: variant), then for each file of the reader its
 // length in 4 bytes (0xFFFFFFFF: absent) and its bytes. A buffer that ends early has shorter files;
@@ -287,8 +284,7 @@ size_t LLVMFuzzerCustomCrossOver(const uint8_t *a, size_t a_size, const uint8_t 
 }
 
 #else
-// -------------------------------------------------------------------------------------------------
-// test program
+// ------------------------------------------------------------------------------------ test program
 
 enum { ROUNDS = 2000, HANG_SECONDS = 300 }; // a reader takes a second for all of them
 

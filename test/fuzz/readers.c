@@ -51,8 +51,7 @@ void fuzz_set_up(void) {
     setenv("PRETRAIN_CACHE", fuzz_path("tuning"), 1);
 }
 
-// -----------------------------------------------------------------------------------------------
-// checkpoints and state
+// --------------------------------------------------------------------------- checkpoints and state
 
 enum { STATE, WEIGHTS, CONFIG, OPTIMIZER, TOKENIZER, TOKENIZER_CONFIG };
 enum { SEAL = 33 }; // the last line of trainer.json and its closing brace, see doc/file_formats.md
@@ -232,8 +231,7 @@ static bool checkpoint_reads(const FuzzInput *in) {
     return ok;
 }
 
-// -------------------------------------------------------------------------------------------------
-// models of others
+// -------------------------------------------------------------------------------- models of others
 
 static void safetensors_seed(int i) {
     SafetensorsEntry e[] = {{.name = "a", .dtype = DTYPE_FP32, .rank = 2, .shape = {3, 5}},
@@ -462,8 +460,7 @@ static void llmc_seed(int i) {
 
 static bool llmc_reads(const FuzzInput *in) { return read_weights(fuzz_path("model.bin"), in); }
 
-// -------------------------------------------------------------------------------------------------
-// tokens
+// ------------------------------------------------------------------------------------------ tokens
 
 static void shards_seed(int i) {
     const int token_bytes = i == 1 ? 4 : 2;
@@ -560,8 +557,7 @@ static bool choices_read(const FuzzInput *in) {
     return ok;
 }
 
-// ------------------------------------------------------------------------------------------
-// options, log, tuning cache
+// ---------------------------------------------------------------------- options, log, tuning cache
 
 static void mixture_seed(int i) {
     static const char *const texts[] = {"web/train_*.bin:0.7,code/train_*.bin:0.3",
@@ -742,8 +738,7 @@ static bool tuning_reads(const FuzzInput *in) {
     return found > 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the table
+// --------------------------------------------------------------------------------------- the table
 
 const FuzzReader fuzz_readers[] = {
     {"trainer_json",

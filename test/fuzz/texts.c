@@ -16,8 +16,7 @@
 
 Tokenizer *fuzz_toy;
 
-// -------------------------------------------------------------------------------------------------
-// tokenizers
+// -------------------------------------------------------------------------------------- tokenizers
 
 #ifdef LIBFUZZER
 // The table of characters is the same for every tokenizer, and takes longer than all the rest of
@@ -141,8 +140,7 @@ bool fuzz_pieces_read(const FuzzInput *in) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// corpora
+// ----------------------------------------------------------------------------------------- corpora
 
 void fuzz_json_line_seed(int i) {
     static const char *const lines[] = {

@@ -16,8 +16,7 @@ static struct {
     uint16_t *windows; // (STEPS, B, T+1), memory the device can copy from
 } golden;
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 // A tensor of expected.safetensors or optimizers.safetensors; the caller frees it.
 static double *expected(const char *prefix, const char *name, int64_t *n) {
@@ -80,8 +79,7 @@ static void check(const char *name, const double *got, const double *want, int64
         op_fail("%s: relative error %.3g, at most %.3g", name, error, tolerance);
 }
 
-// -------------------------------------------------------------------------------------------------
-// specification
+// ----------------------------------------------------------------------------------- specification
 
 TEST(the_specification_agrees_with_pytorch) {
     enum { MAX_TENSORS = 64 };
@@ -110,8 +108,7 @@ TEST(the_specification_agrees_with_pytorch) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// backend
+// ----------------------------------------------------------------------------------------- backend
 
 static Limits limits_of(DType dtype) { return golden_limits(dtype); }
 

@@ -47,8 +47,7 @@ static struct {
     float *host; // what goes to the device or comes from it
 } m;
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 static Tensor take(DType dtype, int64_t d0, int64_t d1, int64_t d2) {
     const Tensor t = tensor_make(m.memory + m.used, dtype, "tensor", d0, d1, d2, 0);
@@ -130,8 +129,7 @@ static void check_gradients(const Weight *x) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// the model
+// --------------------------------------------------------------------------------------- the model
 
 typedef struct {
     Weight w, b;

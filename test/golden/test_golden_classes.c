@@ -126,8 +126,7 @@ static void check_specification(void) {
     model_destroy(model);
 }
 
-// -------------------------------------------------------------------------------------------------
-// limits
+// ------------------------------------------------------------------------------------------ limits
 
 // Relative errors, as in golden_case.h; in fp32 those of GPT-2. In 16 bits each model amplifies the
 // roundings of its stored tensors differently. The specification computes that share of the error,
@@ -192,8 +191,7 @@ static ModelLimits limits_of(DType dtype) {
     return limits;
 }
 
-// -------------------------------------------------------------------------------------------------
-// backend
+// ----------------------------------------------------------------------------------------- backend
 
 static void micro_step(Model *model, int step) { golden_micro_step(model, golden.windows, step); }
 

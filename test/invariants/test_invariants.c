@@ -21,8 +21,7 @@ static bool takes_all(void) {
     return all && strcmp(all, "all") == 0;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the table
+// --------------------------------------------------------------------------------------- the table
 
 #define LENGTH(array) ((int)(sizeof(array) / sizeof *(array)))
 
@@ -62,8 +61,7 @@ static void row_words(const Row *row, bool otherwise, char *words, size_t size) 
     if ((size_t)n >= size) fail_msg("the words of a row are too long");
 }
 
-// -------------------------------------------------------------------------------------------------
-// a run
+// ------------------------------------------------------------------------------------------- a run
 
 enum { WORDS = 1024, LOG = 4096 };
 
@@ -198,8 +196,7 @@ static const Ending *plain(const char *words) {
     return &known[count++].ending;
 }
 
-// -------------------------------------------------------------------------------------------------
-// its data
+// ---------------------------------------------------------------------------------------- its data
 
 // Tokens that a model can learn something of.
 static void write_tokens(const char *name, int first, int n) {
@@ -237,8 +234,7 @@ static int setup(void **state) {
 
 TestFixture test_all = {setup, tmp_teardown};
 
-// -------------------------------------------------------------------------------------------------
-// a row
+// ------------------------------------------------------------------------------------------- a row
 
 static const char *difference(const Ending *a, const Ending *b, bool same_files) {
     if (strcmp(a->losses, b->losses) != 0) return "the losses differ";
@@ -307,8 +303,7 @@ static void check_row(const Row *row, int number) {
     print_error("%s: %s: train_gpt2 %s\n", v->name, found, words);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the rows
+// ---------------------------------------------------------------------------------------- the rows
 
 static Pairs pairs;
 
@@ -385,8 +380,7 @@ __attribute__((constructor)) static void register_invariants(void) {
     }
 }
 
-// ------------------------------------------------------------------------------------------- what
-// makes another run
+// -------------------------------------------------------------------------- what makes another run
 
 // Otherwise two rows of the table would be one, and a comparison of them would show nothing.
 TEST(each_value_of_the_table_makes_another_run) {

@@ -3,8 +3,7 @@
 #include "test/ops/op_cases.h"
 #include "test/reference/blocks.h"
 
-// -------------------------------------------------------------------------------------------------
-// rmsnorm
+// ----------------------------------------------------------------------------------------- rmsnorm
 
 static const float rms_eps = 1e-6f;
 
@@ -52,8 +51,7 @@ static inline void rmsnorm_backward_case(const RowsShape *c, DType dtype, DType 
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// QK-norm and RoPE
+// -------------------------------------------------------------------------------- QK-norm and RoPE
 
 typedef struct {
     int64_t B, T, NH, NKV, HS, maxT;
@@ -169,8 +167,7 @@ static inline void qk_norm_rope_backward_case(const QkShape *c, DType dtype, DTy
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU and ReLU^2
+// ------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
 static inline OpsShape activation_shape(const RowsShape *c, DType dtype) {
     return (OpsShape){.B = 1,

@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// -------------------------------------------------------------------------------------------------
-// embedding
+// --------------------------------------------------------------------------------------- embedding
 
 // maxT 0: without positions.
 typedef struct {
@@ -92,8 +91,7 @@ static inline void embedding_norm_case(const EmbeddingShape *c, DType dtype, dou
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// layernorm
+// --------------------------------------------------------------------------------------- layernorm
 
 typedef struct {
     int64_t N, C;
@@ -185,8 +183,7 @@ static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DTyp
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// matmul
+// ------------------------------------------------------------------------------------------ matmul
 
 typedef struct {
     int64_t N, IC, OC;
@@ -308,8 +305,7 @@ static inline void matmul_backward_weight_case(const MatmulShape *c, DType dtype
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// attention
+// --------------------------------------------------------------------------------------- attention
 
 // C: channels of all heads of q.
 typedef struct {
@@ -411,8 +407,7 @@ static inline void attention_backward_case(const HeadsShape *c, DType dtype, DTy
     op_end();
 }
 
-// --------------------------------------------------------------------------------------------- LM
-// head + cross-entropy
+// ------------------------------------------------------------------------- LM head + cross-entropy
 
 typedef struct {
     int64_t N, C, V, Vp, R;
@@ -496,8 +491,7 @@ static inline void head_loss_backward_case(const HeadLossShape *c, DType dtype, 
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// element by element
+// ------------------------------------------------------------------------------ element by element
 
 static inline OpsShape elements_shape(DType dtype) {
     return (OpsShape){
@@ -591,8 +585,7 @@ static inline void gradient_add_case(DType dtype, int64_t n, int stream, uint32_
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// statistics
+// -------------------------------------------------------------------------------------- statistics
 
 static inline OpTensor stats_tensor(TensorStats initial) {
     OpTensor stats = op_output(DTYPE_U8, "stats", DIMS(sizeof initial));

@@ -32,8 +32,7 @@ static struct {
 
 const DType op_dtypes[3] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};
 
-// -------------------------------------------------------------------------------------------------
-// life of a test
+// ---------------------------------------------------------------------------------- life of a test
 
 // ThreadSanitizer and MemorySanitizer, which are slow, take one dtype unless TEST_FILTER says
 // otherwise.
@@ -139,8 +138,7 @@ void op_fail(const char *format, ...) {
 uint64_t op_seed(void) { return test.seed; }
 void op_random_restart(void) { test.stream = 0; }
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 // Bytes in guards: 0xFFC1 twice is a NaN as fp32, fp16 and bf16, and differs from the NaN that
 // poison writes.
@@ -285,8 +283,7 @@ double *op_download(OpTensor x) {
     return test.scratch[test.num_scratch++] = op_values(x.t);
 }
 
-// -------------------------------------------------------------------------------------------------
-// cases
+// ------------------------------------------------------------------------------------------- cases
 
 void op_begin(OpsShape shape, const char *format, ...) {
     va_list args;
@@ -329,8 +326,7 @@ void op_end(void) {
     release();
 }
 
-// -------------------------------------------------------------------------------------------------
-// comparison
+// -------------------------------------------------------------------------------------- comparison
 
 double op_tolerance(DType dtype) {
     return dtype == DTYPE_FP32 ? 1e-5 : dtype == DTYPE_FP16 ? 1e-3 : 4e-3;

@@ -104,8 +104,7 @@ static inline double ulp_of(double x, DType dtype) {
     return ldexp(1.0, exponent - bits);
 }
 
-// -------------------------------------------------------------------------------------------------
-// 8-bit moments
+// ----------------------------------------------------------------------------------- 8-bit moments
 
 static inline double decode8(uint8_t code, bool is_signed) {
     return (double)(is_signed ? dynamic8_decode_signed(code) : dynamic8_decode_unsigned(code));
@@ -155,8 +154,7 @@ static inline void upload8(double *values, OpTensor codes, OpTensor *scales, boo
     download8(values, codes, *scales, is_signed);
 }
 
-// -------------------------------------------------------------------------------------------------
-// making
+// ------------------------------------------------------------------------------------------ making
 
 static inline OpDims dims_of(const UpdateSpec *s) {
     return s->cols ? DIMS(s->rows, s->cols) : DIMS(s->rows);
@@ -285,8 +283,7 @@ static inline uint64_t parameter_digest(const UpdateCase *p, uint64_t digest) {
     return digest;
 }
 
-// -------------------------------------------------------------------------------------------------
-// checking
+// ---------------------------------------------------------------------------------------- checking
 
 // Elements of `size` were added and multiplied in fp32: three roundings of at most 2^-24 each, and
 // one to spare.

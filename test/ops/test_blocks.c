@@ -23,8 +23,7 @@ static const QkShape qk_cases[] = {
 };
 enum { NUM_QK_CASES = sizeof qk_cases / sizeof *qk_cases };
 
-// -------------------------------------------------------------------------------------------------
-// rmsnorm
+// ----------------------------------------------------------------------------------------- rmsnorm
 
 OP_TEST(rmsnorm_forward_matches) {
     for (int i = 0; i < NUM_ROWS_CASES; i++) rmsnorm_forward_case(&rows_cases[i], dtype);
@@ -54,8 +53,7 @@ OP_TEST(rows_of_zeros_stay_zero) {
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// QK-norm and RoPE
+// -------------------------------------------------------------------------------- QK-norm and RoPE
 
 // The angles are those of the specification, which rounds as Hugging Face does; cosines to the last
 // bit but one.
@@ -124,8 +122,7 @@ OP_TEST(rows_have_the_same_bits_alone) {
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU and ReLU^2
+// ------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
 // Rows longer than a task as well.
 static const RowsShape activation_cases[] = {{1, 1},    {3, 40},   {7, 21},  {65, 352},
@@ -148,8 +145,7 @@ OP_TEST(swiglu_and_relu2_backward_match_also_in_place) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// alignment
+// --------------------------------------------------------------------------------------- alignment
 
 // Tensors at 8 bytes: vectors of 16 are not loaded.
 OP_TEST(slices_of_tensors_match) {

@@ -31,8 +31,7 @@ TestFixture test_all = {start_all, stop_all};
 // Every test goes this many rounds, as a wrong order of messages may pass once.
 enum { ROUNDS = 20 };
 
-// -------------------------------------------------------------------------------------------------
-// hosts
+// ------------------------------------------------------------------------------------------- hosts
 
 TEST(ranks_are_counted) {
     assert_in_range(comm_rank(), 0, comm_size() - 1);
@@ -100,8 +99,7 @@ TEST(what_differs_is_named_with_both_values) {
     assert_non_null(strstr(err.text, "has 0: "));
 }
 
-// -------------------------------------------------------------------------------------------------
-// devices
+// ----------------------------------------------------------------------------------------- devices
 
 enum { MOST = 16, SLICE = 1021 * 4 }; // bytes: a multiple of 4, and of nothing else
 

@@ -25,8 +25,7 @@ static void begin(int64_t N, int64_t K, DType dtype, const char *what, DType for
     op_begin(fp8_shape(N, K, dtype), "%s %s N=%d K=%d", what, dtype_name(format), (int)N, (int)K);
 }
 
-// -------------------------------------------------------------------------------------------------
-// values and slots
+// -------------------------------------------------------------------------------- values and slots
 
 static bool same_float(float a, float b) { return a == b || (isnan(a) && isnan(b)); }
 
@@ -59,8 +58,7 @@ static Fp8Slot slot_of(double amax, DType format) {
     return s;
 }
 
-// -------------------------------------------------------------------------------------------------
-// quantisation
+// ------------------------------------------------------------------------------------ quantisation
 
 // outputs: 1 q, 2 transposed, 3 both.
 static void quantize_case(DType dtype, DType format, struct Size s, double size, Fp8Slot slot,
@@ -191,8 +189,7 @@ OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// products
+// ---------------------------------------------------------------------------------------- products
 
 // Products of two fp8 numbers are exact in fp32, and so is the power of two by which the sum is
 // scaled: what is wrong is the summation in fp32 and the rounding of the result, as in every other
@@ -309,8 +306,7 @@ OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
     op_end();
 }
 
-// ------------------------------------------------------------------------------------------ what a
-// product does not do
+// ---------------------------------------------------------------------- what a product does not do
 
 // Rows by columns: with a bias gradient the columns are summed, which cuts them into packs and rows
 // into parts.

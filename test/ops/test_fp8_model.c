@@ -77,8 +77,7 @@ static uint64_t digest_step(Model *model) {
     return digest;
 }
 
-// -------------------------------------------------------------------------------------------------
-// gradients
+// --------------------------------------------------------------------------------------- gradients
 
 static void read_gradients(Model *model, double *gradients[MAX_TENSORS]) {
     for (int i = 0; i < model_num_tensors(model); i++)
@@ -166,8 +165,7 @@ TEST(micro_steps_add_up_to_one) {
     model_destroy(model);
 }
 
-// -------------------------------------------------------------------------------------------------
-// same bits
+// --------------------------------------------------------------------------------------- same bits
 
 // What may happen between two steps without a trace.
 typedef enum { NOTHING, EVALUATION, DECODING } Between;

@@ -25,8 +25,7 @@ static int teardown(void **state) {
 }
 TestFixture test_all = {setup, teardown};
 
-// -------------------------------------------------------------------------------------------------
-// helpers
+// ----------------------------------------------------------------------------------------- helpers
 
 // n tokens from position `first` on of `count` sequences from `s` on, as model_decode_* take them.
 static const int32_t *taken(int s, int count, int first, int n) {
@@ -79,8 +78,7 @@ static void assert_same_logits(const float *a, const float *b, int rows) {
     assert_memory_equal(a, b, (size_t)(rows * V) * sizeof *a);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tests
+// ------------------------------------------------------------------------------------------- tests
 
 static void check_positions(ModelOptions options) {
     const DType dtype = options.dtype;

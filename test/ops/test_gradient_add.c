@@ -18,8 +18,7 @@ static Tensor control_at(uint32_t micro_steps) {
     return op_control(c);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the same bits
+// ----------------------------------------------------------------------------------- the same bits
 
 // One element; less than a vector; no multiple of anything; more than one task; a matrix.
 OP_TEST(gradient_add_gives_the_bits_of_the_specification) {
@@ -60,8 +59,7 @@ OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// the bits
+// ---------------------------------------------------------------------------------------- the bits
 
 enum { NUM_ROUNDED = 65536 };
 
@@ -117,8 +115,7 @@ TEST_WITH(micro_step_count_adds_its_count_and_leaves_the_rest, NULL, op_teardown
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// 64 together
+// ------------------------------------------------------------------------------------- 64 together
 
 enum { MICRO_STEPS = 64, ELEMENTS = 4096, DRAWS = 16 };
 

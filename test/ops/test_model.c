@@ -38,8 +38,7 @@ static void run_step(Model *model, int64_t batch) {
 
 static uint64_t digest_of(Tensor t) { return op_digest(0, (OpTensor){.t = t}); }
 
-// -------------------------------------------------------------------------------------------------
-// recomputation
+// ----------------------------------------------------------------------------------- recomputation
 
 // Gradients and losses after two micro-steps of one window, as one number each.
 typedef struct {
@@ -117,8 +116,7 @@ OP_TEST(what_runs_again_changes_no_gradient_in_the_compute_dtype) {
     }
 }
 
-// ------------------------------------------------------------------------------------------- other
-// blocks and widths
+// ------------------------------------------------------------------------- other blocks and widths
 
 // The gradients of the specification for the weights as the model stores them.
 static void check_against_specification(const char *block, const ModelOptions *options) {
@@ -203,8 +201,7 @@ OP_TEST(an_mlp_of_any_width_has_the_gradients_of_the_specification) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// accumulation
+// ------------------------------------------------------------------------------------ accumulation
 
 static double sum_of(Tensor t) {
     double *values = op_values(t), sum = 0.0;
@@ -240,8 +237,7 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     model_destroy(model);
 }
 
-// -------------------------------------------------------------------------------------- gradients
-// in the compute dtype
+// ------------------------------------------------------------------ gradients in the compute dtype
 
 static void micro_step(Model *model, int number, bool first) {
     model_load_batch(model, windows + number * SPAN, 1, T, sizeof *windows);
@@ -299,8 +295,7 @@ OP_TEST(a_model_for_forward_only_gives_the_losses_of_training) {
     model_destroy(model);
 }
 
-// -------------------------------------------------------------------------------------------------
-// slope
+// ------------------------------------------------------------------------------------------- slope
 
 // The mean loss with tensor index moved from its values w by h along direction d (both n).
 static double loss_at(Model *model, int index, const float *w, const double *d, double h) {

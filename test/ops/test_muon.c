@@ -70,8 +70,7 @@ static void run_case(Case *c, StepControl control) {
     update_list_free(&list);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the reference
+// ----------------------------------------------------------------------------------- the reference
 
 // out (n,m) = a (n,k) b (k,m) with either operand transposed, rounded to dtype; DTYPE_COUNT: not at
 // all.
@@ -133,8 +132,7 @@ static void reference(Case *c, int i, double grad_factor, DType dtype) {
         grad[e] = rounded(grad[e], dtype == DTYPE_COUNT ? dtype : c->grad[i].t.dtype);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the tests
+// --------------------------------------------------------------------------------------- the tests
 
 // An error in X grows by the slope of the polynomial, at most 3.4445, in each step that follows: by
 // at most 1 + 3.4 + 3.4^2 + 3.4^3 + 3.4^4 = 198 in all. A step makes five stored results. The

@@ -14,8 +14,7 @@ static OpsShape shape(DType dtype) {
         .B = 8, .T = 16, .C = 64, .NH = 1, .Vp = 128, .num_tensors = NUM_TENSORS, .dtype = dtype};
 }
 
-// -------------------------------------------------------------------------------------------------
-// gradient_sumsq
+// ---------------------------------------------------------------------------------- gradient_sumsq
 
 // The last tensor has more parts than a warp has lanes.
 OP_TEST(gradient_sumsq_matches) {
@@ -88,8 +87,7 @@ OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// step_control_update
+// ----------------------------------------------------------------------------- step_control_update
 
 // What the op leaves behind is what the shared function decides, on every path: plain, clipped,
 // outlier, not finite.

@@ -166,8 +166,7 @@ OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// Muon
+// -------------------------------------------------------------------------------------------- Muon
 
 // m = momentum m + g, then grad = g + momentum m. Two sums, one after the other: grad has twice the
 // slack of a moment, and of the size of the terms, |m| + |g|, because these may cancel. A tensor of
@@ -213,8 +212,7 @@ OP_TEST(momentum_update_matches_with_every_state) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// other rules
+// ------------------------------------------------------------------------------------- other rules
 
 // Both ops go through the whole array and touch what is theirs.
 OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {

@@ -23,8 +23,7 @@ static UpdateParams without_memory(void) {
     return p;
 }
 
-// -------------------------------------------------------------------------------------------
-// weights, stochastically
+// ------------------------------------------------------------------------- weights, stochastically
 
 enum { NUM_ROUNDED = 65536, ROUNDED_STREAM = 3 };
 
@@ -97,8 +96,7 @@ OP_TEST(stochastic_rounding_adds_the_documented_bits) {
             op_fail("element %d", (int)e);
 }
 
-// -------------------------------------------------------------------------------------------
-// moments, stochastically
+// ------------------------------------------------------------------------- moments, stochastically
 
 static float as_float(double x) { return (float)x; }
 
@@ -156,8 +154,7 @@ OP_TEST(bf16_moments_are_unbiased) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// Kahan
+// ------------------------------------------------------------------------------------------- Kahan
 
 // 1000 updates of `size` ulps each from weights of 1; what weight + compensation are then.
 static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
@@ -206,8 +203,7 @@ OP_TEST(kahan_keeps_what_a_thousand_small_updates_add_up_to) {
         assert_true(fabs(sums[i] - 1.0 - 1000 * size * ulp) <= 1000 * ulp * ulp / 4);
 }
 
-// -------------------------------------------------------------------------------------------------
-// 8 bits
+// ------------------------------------------------------------------------------------------ 8 bits
 
 // Numbers whose quotients by the largest one meet every code of both maps, and the floats around
 // every border.

@@ -56,8 +56,7 @@ static void run_step(Run *run, int window, double lr, bool overflow) {
     assert_int_equal(model_get_control(run->model).skip, overflow ? SKIP_NONFINITE : SKIP_NONE);
 }
 
-// -------------------------------------------------------------------------------------------------
-// weight decay
+// ------------------------------------------------------------------------------------ weight decay
 
 static float *weight_of(const Model *model, int i) {
     const Parameter *p = &model_parameters(model)[i];
@@ -104,8 +103,7 @@ OP_TEST(weight_decay_takes_lr_c_w_from_matrices_and_embeddings_and_nothing_from_
             decay_case((OptimizerKind)kind, dtype);
 }
 
-// -------------------------------------------------------------------------------------------------
-// skipped steps
+// ----------------------------------------------------------------------------------- skipped steps
 
 // Moments, bias corrections and random bits are those of the updates that were made.
 OP_TEST(updates_after_skipped_steps_are_those_of_a_run_without_them) {

@@ -120,8 +120,7 @@ OP_TEST(five_steps_in_a_row_match) {
             3, 5, 5);
 }
 
-// -------------------------------------------------------------------------------------------------
-// unequal tensors
+// --------------------------------------------------------------------------------- unequal tensors
 
 // Muon's array: matrices by their direction, all else by AdamW. Adafactor's and that of 8-bit
 // states: vectors keep fp32.
@@ -212,8 +211,7 @@ OP_TEST(unaligned_8bit_states_match) {
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// the same bits
+// ----------------------------------------------------------------------------------- the same bits
 
 // The rules and states that the tests of bits go through: all that is rounded at random, and all
 // that has blocks.

@@ -9,8 +9,7 @@
 #include "llmc/base/random.h"
 #include "test/ops/optimizer_case.h"
 
-// -------------------------------------------------------------------------------------------------
-// draws
+// ------------------------------------------------------------------------------------------- draws
 
 static struct { uint64_t stream, count; } draws; // of this case
 
@@ -65,8 +64,7 @@ static int64_t padded(int64_t V) {
     return round_up(V, multiples[draw(4)]);
 }
 
-// -------------------------------------------------------------------------------------------------
-// ops
+// --------------------------------------------------------------------------------------------- ops
 
 static EmbeddingShape embedding_shape(void) {
     const int64_t most = budget();
@@ -167,8 +165,7 @@ static void attention_backward_random(DType dtype) {
     attention_backward_case(&s, dtype, grad, draw(2) == 1);
 }
 
-// ----------------------------------------------------------------------------------------------
-// blocks after GPT-2
+// ------------------------------------------------------------------------------ blocks after GPT-2
 
 static void rmsnorm_forward_random(DType dtype) {
     const RowsShape s = rows_shape();
@@ -306,8 +303,7 @@ static void optimizer_update_random(DType dtype) {
     op_end();
 }
 
-// -------------------------------------------------------------------------------------------------
-// table
+// ------------------------------------------------------------------------------------------- table
 
 typedef struct {
     const char *op;

@@ -12,8 +12,7 @@
 #include "test/ops/random_model.h"
 #include <math.h>
 
-// ------------------------------------------------------------------------------------------ a plan
-// that shares nothing
+// ---------------------------------------------------------------------- a plan that shares nothing
 
 enum { MAX_PLANNED = 1024 };
 
@@ -55,8 +54,7 @@ PlannedTensor memory_plan_tensor(const MemoryPlan *plan, int handle) {
     return plan->tensors[handle];
 }
 
-// -------------------------------------------------------------------------------------------------
-// the tests
+// --------------------------------------------------------------------------------------- the tests
 
 static uint16_t *window; // (T+1), memory the device can copy from
 

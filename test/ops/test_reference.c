@@ -71,8 +71,7 @@ enum {
     OC = 4
 };
 
-// -------------------------------------------------------------------------------------------------
-// embedding
+// --------------------------------------------------------------------------------------- embedding
 
 static int32_t tokens[N];
 static double wte[Vp * C], wpe[MAX_T * C], rows[N * C], drows[N * C], in[N * C];
@@ -94,8 +93,7 @@ TEST(embedding_backward_is_the_derivative) {
     check_gradient("dwpe", embedding_objective, wpe, dwpe, MAX_T * C);
 }
 
-// -------------------------------------------------------------------------------------------------
-// layernorm
+// --------------------------------------------------------------------------------------- layernorm
 
 static double weight[C], bias[C], mean[N], rstd[N];
 
@@ -135,8 +133,7 @@ TEST(layernorm_backward_adds_to_the_residual_gradient_and_accumulates) {
         assert_true(fabs(dw2[2 * C + c] - 3.0 * first_sum[c]) <= 1e-12); // of din twice as large
 }
 
-// -------------------------------------------------------------------------------------------------
-// matmul
+// ------------------------------------------------------------------------------------------ matmul
 
 static double matrix[OC * IC], matrix_bias[OC], out[N * OC], dout[N * OC], pre[N * IC];
 
@@ -178,8 +175,7 @@ TEST(gelu_is_near_the_exact_gaussian_form) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// attention
+// --------------------------------------------------------------------------------------- attention
 
 static double qkv[N * 3 * C], lse[B * NH * T];
 static int kv_heads;
@@ -227,8 +223,7 @@ TEST(heads_that_share_keys_and_values_are_heads_with_copies_of_them) {
     assert_memory_equal(lse, grouped_lse, sizeof grouped_lse);
 }
 
-// ------------------------------------------------------------------------------------------------
-// blocks after GPT-2
+// ------------------------------------------------------------------------------ blocks after GPT-2
 
 static double rms_objective(void) {
     ref_rmsnorm_forward(rows, rstd, in, weight, N, C, 1e-6);
@@ -332,8 +327,7 @@ TEST(swiglu_and_relu2_backward_are_the_derivatives) {
     check_gradient("dpre", relu2_objective, in, dpre, N * C);
 }
 
-// -------------------------------------------------------------------------------------------------
-// head, model
+// ------------------------------------------------------------------------------------- head, model
 
 static double losses[N];
 static const double factor = 0.37;
@@ -395,8 +389,7 @@ TEST(the_gradient_of_the_whole_model_is_the_derivative) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// optimizer
+// --------------------------------------------------------------------------------------- optimizer
 
 TEST(the_first_adamw_step_is_the_learning_rate_against_the_sign) {
     // m / (1-b1) = g and v / (1-b2) = g^2 at step 1, so the direction is g / (|g| + eps), here 2 /

@@ -4,8 +4,7 @@
 #include "test/reference/reference.h"
 #include <math.h>
 
-// -------------------------------------------------------------------------------------------------
-// rmsnorm
+// ----------------------------------------------------------------------------------------- rmsnorm
 
 void ref_rmsnorm_forward(double *out, double *rstd, const double *in, const double *weight,
                          int64_t N, int64_t C, double eps) {
@@ -41,8 +40,7 @@ void ref_rmsnorm_backward(double *din, double *dweight, double *din_sum, const d
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// QK-norm and RoPE
+// -------------------------------------------------------------------------------- QK-norm and RoPE
 
 void ref_rope_table(double *table, int64_t maxT, int64_t HS, double base) {
     const int64_t half = HS / 2;
@@ -108,8 +106,7 @@ void ref_qk_norm_rope_backward(double *dqkv, double *dq_weight, double *dk_weigh
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// SwiGLU and ReLU^2
+// ------------------------------------------------------------------------------- SwiGLU and ReLU^2
 
 void ref_swiglu_forward(double *out, const double *gate_up, int64_t N, int64_t F) {
     for (int64_t n = 0; n < N; n++)

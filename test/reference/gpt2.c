@@ -106,8 +106,7 @@ static void store(const Reference *m, double *array, int64_t n) {
     for (int64_t i = 0; m->rounds && i < n; i++) array[i] = ref_round(array[i], m->stored);
 }
 
-// ------------------------------------------------------------------------------------- what the
-// description chooses
+// -------------------------------------------------------------------- what the description chooses
 
 static void norm_forward(const Reference *m, double *out, double *mean, double *rstd,
                          const double *in, int weight_spec, int bias_spec, int l) {
@@ -162,8 +161,7 @@ static void activation_backward(const Reference *m, double *dpre, double *dact, 
     store(m, dpre, m->N * size(m, DIM_FC));
 }
 
-// -------------------------------------------------------------------------------------------------
-// the passes
+// -------------------------------------------------------------------------------------- the passes
 
 static void add(double *out, const double *a, const double *b, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = a[i] + b[i];

@@ -63,8 +63,7 @@ static cudaGraphExec_t captured_fill(cudaStream_t stream, float *p) {
     return exec;
 }
 
-// -------------------------------------------------------------------------------------------------
-// early launches
+// ---------------------------------------------------------------------------------- early launches
 
 template <bool WRONG> __global__ void early_read_kernel(float *out, const float *in) {
     if (!WRONG) wait_for_the_grid_before();
@@ -82,8 +81,7 @@ template <bool WRONG> static void early_read() {
     expect(device_value(out), 1.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 template <bool WRONG> __global__ void global_read_kernel(float *out, const float *in) {
     out[threadIdx.x] = in[threadIdx.x + (WRONG ? 1 : 0)];
@@ -233,8 +231,7 @@ template <bool WRONG> static void copy_direction() {
                        WRONG ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost));
 }
 
-// ---------------------------------------------------------------------------------------------
-// threads of one block
+// ---------------------------------------------------------------------------- threads of one block
 
 template <bool WRONG> __global__ void missing_barrier_kernel(float *out) {
     __shared__ float tile[N];
@@ -354,8 +351,7 @@ template <bool WRONG> static void ldmatrix_as_barrier() {
     ldmatrix_as_barrier_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
 }
 
-// -------------------------------------------------------------------------------------------------
-// warp operations
+// --------------------------------------------------------------------------------- warp operations
 
 template <bool WRONG> __global__ void shuffle_mask_kernel(float *out) {
     out[threadIdx.x] = __shfl_sync(WRONG ? 0xffffu : ~0u, 1.0f, 0);
@@ -395,8 +391,7 @@ template <bool WRONG> static void missing_lanes() {
     missing_lanes_kernel<WRONG><<<1, 32>>>((uint32_t *)device_floats(32));
 }
 
-// -------------------------------------------------------------------------------------------------
-// blocks and streams
+// ------------------------------------------------------------------------------ blocks and streams
 
 // Every block leaves a number, the last one to come adds them up. A fence makes a number visible
 // before the ticket is drawn; without it another multiprocessor may still see what was there
@@ -520,8 +515,7 @@ template <bool WRONG> static void copy_beside_stream() {
     expect(device_value(p), 5.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// numbers
+// ----------------------------------------------------------------------------------------- numbers
 
 // A quotient of equal numbers is 1, but not from an approximate division.
 template <bool WRONG> __global__ void exact_quotient_kernel(float *inexact, const float *zeros) {
@@ -548,8 +542,7 @@ template <bool WRONG> static void exact_sum() {
     expect(device_value(sum), 1.0f + 0x1p-22f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// limits
+// ------------------------------------------------------------------------------------------ limits
 
 __global__ void shared_hungry_kernel(float *out) {
     __shared__ float fixed[128];
@@ -657,8 +650,7 @@ template <bool WRONG> static void dynamic_alignment() {
     expect(device_value(out), 0.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 #define FAULT(name)                                                                                \
     { #name, name < true>, name < false> }

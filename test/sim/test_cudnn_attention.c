@@ -17,8 +17,7 @@ TEST(everything_needs_the_headers_of_cudnn) {
 #else
 #include "test/sim/cudnn_faults.h"
 
-// -------------------------------------------------------------------------------------------------
-// what is computed
+// -------------------------------------------------------------------------------- what is computed
 
 // B T NH NKV HS: one token, one head, contexts that are no multiple of a tile, real head sizes,
 // shared heads.
@@ -127,8 +126,7 @@ APART_TEST(captured_launches_are_replayed, "1", "90") {
     device_shutdown();
 }
 
-// -------------------------------------------------------------------------------------------------
-// planted faults
+// ---------------------------------------------------------------------------------- planted faults
 
 static double distance(OpTensor x) {
     double *got = op_values(x.t), error = op_relative_error(got, x.v, tensor_numel(x.t));
@@ -238,8 +236,7 @@ APART_TEST(without_a_fault_none_is_seen, "92500", "90") {
     op_end();
     device_shutdown();
 }
-// -------------------------------------------------------------------------------------------------
-// failures
+// ---------------------------------------------------------------------------------------- failures
 
 // The real functions, and the number of the call that fails instead of being made.
 static CudnnFunctions real;

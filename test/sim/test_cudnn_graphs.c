@@ -34,8 +34,7 @@ TEST(everything_needs_the_headers_of_cudnn) {
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
-// -------------------------------------------------------------------------------------------------
-// devices
+// ----------------------------------------------------------------------------------------- devices
 
 // What support depends on. The rest of the properties is filled in with what most of these GPUs
 // have.
@@ -77,8 +76,7 @@ static cudnnBackendDescriptor_t describe(const DeviceText *d) {
     return device;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the libraries
+// ----------------------------------------------------------------------------------- the libraries
 
 static const int64_t NO_LIMIT = (int64_t)1 << 50;
 
@@ -135,8 +133,7 @@ TEST(a_library_that_is_no_cudnn_is_named_and_not_used) {
     expect_refusal("libm.so.6", "libm.so.6 has no function cudnnGetVersion");
 }
 
-// -------------------------------------------------------------------------------------------------
-// what is accepted
+// -------------------------------------------------------------------------------- what is accepted
 
 // Whether the kernels of the whole matrix are to be compiled.
 static bool compiles_all(void) {
@@ -284,8 +281,7 @@ TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
     cudnn_destroy(device);
 }
 
-// -------------------------------------------------------------------------------------------------
-// what is refused
+// --------------------------------------------------------------------------------- what is refused
 
 static int plan_with(void *context) {
     const Fault *fault = context;

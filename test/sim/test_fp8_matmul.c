@@ -22,8 +22,7 @@ static void start(const char *algorithms, const char *refused) {
     memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
 }
 
-// --------------------------------------------------------------------------------------------- the
-// library itself
+// ------------------------------------------------------------------------------ the library itself
 
 // One product as a caller of cuBLASLt sees it. Offsets in bytes move an operand away from its
 // alignment.
@@ -176,8 +175,7 @@ APART_TEST(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90") {
 #undef CASE
 }
 
-// -------------------------------------------------------------------------------------------------
-// which GPUs
+// -------------------------------------------------------------------------------------- which GPUs
 
 static void fp8_is_there(void) {
     start("", "");
@@ -277,8 +275,7 @@ APART_TEST(operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_progra
     op_end();
 }
 
-// ------------------------------------------------------------------------------------------ how
-// products are asked for
+// ---------------------------------------------------------------------- how products are asked for
 
 APART_TEST(forward_products_may_sum_fast_and_gradients_may_not, NULL, "89") {
     static const struct {
@@ -322,8 +319,7 @@ APART_TEST(biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it, 
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// plans
+// ------------------------------------------------------------------------------------------- plans
 
 static int64_t runs(void) {
     int64_t total = 0;

@@ -20,8 +20,7 @@ static float float_of(uint32_t bits) {
     return x;
 }
 
-// -------------------------------------------------------------------------------------------------
-// numbers
+// ----------------------------------------------------------------------------------------- numbers
 
 // NVIDIA's conversion saturates inf, ours makes it NaN.
 static void check_encode(float x, int f) {
@@ -51,8 +50,7 @@ TEST(values_are_those_of_nvidias_conversion) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// tiles
+// ------------------------------------------------------------------------------------------- tiles
 
 static void tile_case(DType dtype, int64_t N, int64_t K) {
     const DType format = formats[(N + K) / FP8_MULTIPLE % 2];
@@ -80,8 +78,7 @@ OP_TEST(tiles_end_at_any_multiple_of_16) {
         tile_case(dtype, sizes[i][0], sizes[i][1]);
 }
 
-// -------------------------------------------------------------------------------------------------
-// orders and calls
+// -------------------------------------------------------------------------------- orders and calls
 
 // Digest of all that one quantisation writes, and its amax.
 static uint64_t bits_of(const OpTensor *in, float *amax) {

@@ -14,8 +14,7 @@ enum { MOST_RANKS = 4, SLICE = 48, SLICE_BYTES = SLICE * (int)sizeof(int), ROUND
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
 
-// -------------------------------------------------------------------------------------------------
-// the processes
+// ----------------------------------------------------------------------------------- the processes
 
 static char id[DEVICE_COMM_ID_BYTES];
 static int rank, size; // of a child process
@@ -100,8 +99,7 @@ static void assert_said(const Run *run, int r, const char *words) {
         fail_msg("rank %d does not say \"%s\": %s", r, words, run->said[r]);
 }
 
-// -------------------------------------------------------------------------------------------------
-// what they move
+// ---------------------------------------------------------------------------------- what they move
 
 // Buffers of one process: (size, SLICE) each. `host` and `seen` are pinned.
 static struct { int *host, *seen, *send, *recv, *all, *copy; } buffers;
@@ -241,8 +239,7 @@ TEST(a_number_may_be_used_again_while_the_other_one_is_in_flight) {
         run_ranks(&(Run){.size = 3, .body = crossed, .lazy = lazy});
 }
 
-// ------------------------------------------------------------------------------------- products
-// beside the exchange
+// -------------------------------------------------------------------- products beside the exchange
 
 enum { N = 64, PASSES = 4 };
 static const char *vice; // SIM_CUBLASLT_VICES
@@ -315,8 +312,7 @@ TEST(each_process_takes_the_gpu_of_its_number) {
     assert_string_equal(run.said[1], "0000:01:00.0 1");
 }
 
-// ----------------------------------------------------------------------------------------------
-// processes that differ
+// --------------------------------------------------------------------------- processes that differ
 
 static void differ_in_call(void) {
     start_comm();
@@ -356,8 +352,7 @@ TEST(two_processes_that_differ_end_with_both_calls) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// failures
+// ---------------------------------------------------------------------------------------- failures
 
 static bool is_done(DeviceEvent *event, double seconds) {
     for (int i = 0; i < (int)(seconds * 1000); i++) {
@@ -468,8 +463,7 @@ TEST(a_process_that_is_killed_is_missed_by_the_others) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// the start
+// --------------------------------------------------------------------------------------- the start
 
 static double start_seconds = 60;
 static void fail_to_start(void) {
@@ -499,8 +493,7 @@ TEST(no_library_is_reported) {
     assert_said(&run, 0, "NCCL not found");
 }
 
-// -------------------------------------------------------------------------------------------------
-// misuse
+// ------------------------------------------------------------------------------------------ misuse
 
 static void not_started(void) {
     Error err;
@@ -596,8 +589,7 @@ TEST(without_the_header_the_message_says_what_to_install) {
 
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// choosing a GPU
+// ---------------------------------------------------------------------------------- choosing a GPU
 
 static int third_process(void *gpus) {
     Error err;

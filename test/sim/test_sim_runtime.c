@@ -73,8 +73,7 @@ static void order(cudaStream_t first, cudaEvent_t event, cudaStream_t second) {
     OK(cudaStreamWaitEvent(second, event, 0));
 }
 
-// -------------------------------------------------------------------------------------------------
-// streams
+// ----------------------------------------------------------------------------------------- streams
 
 TEST(an_event_orders_two_streams) {
     set(x.device, 1, x.a);
@@ -121,8 +120,7 @@ TEST(copies_of_the_wrong_direction_fail) {
     FAILS(cudaErrorInvalidValue, cudaMemsetAsync(x.device + 1, 0, BYTES, x.a));
 }
 
-// -------------------------------------------------------------------------------------------------
-// graphs
+// ------------------------------------------------------------------------------------------ graphs
 
 TEST(a_capture_records_and_a_launch_replays) {
     set(x.device, 5, x.a);
@@ -264,8 +262,7 @@ TEST(unjoined_work_cannot_end_a_capture) {
     FAILS(cudaErrorStreamCaptureUnjoined, cudaStreamEndCapture(x.a, &graph));
 }
 
-// --------------------------------------------------------------------------------------- the
-// promise of a step
+// --------------------------------------------------------------------------- the promise of a step
 
 TEST(waiting_for_the_last_step_is_no_violation) {
     const int before = sim_step_violations();
@@ -304,8 +301,7 @@ TEST(waiting_allocating_and_pageable_copies_in_a_step_are_counted) {
     assert_int_equal(sim_step_violations(), expected);
 }
 
-// -------------------------------------------------------------------------------------------------
-// device
+// ------------------------------------------------------------------------------------------ device
 
 TEST(the_device_is_the_one_asked_for) {
     int major = 0, minor = 0, units = 0, blocks = 0;

@@ -205,8 +205,7 @@ static int leave_the_mark(void **state) {
     return tmp_teardown(state);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the tests
+// --------------------------------------------------------------------------------------- the tests
 
 TEST(a_step_makes_no_synchronising_call) {
     const Setup setups[] = {bf16,
@@ -393,8 +392,7 @@ TEST(an_fp16_run_goes_on_from_a_checkpoint_with_its_loss_scale) {
     free(whole.values), free(resumed.values);
 }
 
-// -------------------------------------------------------------------------------------------------
-// generation
+// -------------------------------------------------------------------------------------- generation
 
 // Three stacks of one shape each (8 matrices of q, k, v and the projection, 2 and 2 of the MLP): a
 // launch gathers a stack, five iterations have three products, a launch scatters it; first of all

@@ -58,8 +58,7 @@ static void launch(void) {
     tensor_fill(tensor_make(buffers.between, DTYPE_FP32, "between", COUNT, 0, 0, 0), 1.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// life and memory
+// --------------------------------------------------------------------------------- life and memory
 
 TEST(the_facts_name_the_gpu) {
     const DeviceFacts *f = device_facts();
@@ -136,8 +135,7 @@ TEST(the_peak_counts_what_is_held_at_once) {
     device_free(c);
 }
 
-// -------------------------------------------------------------------------------------------------
-// copies and events
+// ------------------------------------------------------------------------------- copies and events
 
 TEST(a_stream_waits_for_the_copy_of_the_other) {
     Error err;
@@ -166,8 +164,7 @@ TEST(an_event_is_done_when_its_work_is) {
     device_event_destroy(start), device_event_destroy(stop);
 }
 
-// -------------------------------------------------------------------------------------------------
-// graphs
+// ------------------------------------------------------------------------------------------ graphs
 
 // One pass, as callers write it. Returns whether it was a replay.
 static bool pass(DeviceGraph *graph) {
@@ -229,8 +226,7 @@ TEST(capturing_is_told_to_the_ops) {
     device_graph_destroy(graph);
 }
 
-// ------------------------------------------------------------------------------------- what stops
-// the program, and how
+// ----------------------------------------------------------------- what stops the program, and how
 
 static int run(void *broken) {
     (*(void (**)(void))broken)();
@@ -302,8 +298,7 @@ TEST(errors_while_recording_name_the_call) {
     assert_stops(free_what_is_not_ours, "", "device_alloc did not return");
 }
 
-// -------------------------------------------------------------------------------------------------
-// speed and sensors
+// ------------------------------------------------------------------------------- speed and sensors
 
 TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_FP16, DTYPE_BF16};

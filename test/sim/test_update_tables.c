@@ -129,8 +129,7 @@ static void whole_step(void) {
     for (int i = 0; i < NUM_SLICES; i++) optimizer_update(&step.sliced, i, 1, params, step.control);
 }
 
-// -------------------------------------------------------------------------------------------------
-// the tests
+// --------------------------------------------------------------------------------------- the tests
 
 TEST(a_step_over_several_lists_neither_waits_nor_allocates) {
     sim_set_lazy_streams(true);
@@ -167,8 +166,7 @@ TEST(the_tables_are_freed_with_their_lists) {
     whole_step(); // and come back
 }
 
-// -------------------------------------------------------------------------------------------------
-// launches
+// ---------------------------------------------------------------------------------------- launches
 
 // How many launches the update of a range is: recorded, as the second pass of a graph.
 static int launches(int first, int count) {

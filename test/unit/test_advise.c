@@ -10,8 +10,7 @@
 TestFixture test_all = {start_device, stop_device};
 static Error err;
 
-// -------------------------------------------------------------------------------------------------
-// tiles and waves
+// --------------------------------------------------------------------------------- tiles and waves
 
 // The tile with the least time wins: waves x size of a tile / its rate. An A100 has 108
 // multiprocessors, an H100 132.
@@ -117,8 +116,7 @@ TEST(the_shapes_of_a_prediction_have_its_flop) {
     assert_int_equal(matmuls, 3 * 4 + 3);
 }
 
-// -------------------------------------------------------------------------------------------------
-// advice
+// ------------------------------------------------------------------------------------------ advice
 
 static char *advice(const ModelOptions *model, const char *gpus, bool d_ff) {
     char *text = NULL;

@@ -41,8 +41,7 @@ static int free_table(void **state) {
 }
 TestFixture test_all = {make_table, free_table};
 
-// -------------------------------------------------------------------------------------------------
-// alphabet
+// ---------------------------------------------------------------------------------------- alphabet
 
 TEST(the_alphabet_spells_every_byte_as_gpt2_does) {
     assert_int_equal(alphabet_character('A'), 'A');
@@ -70,8 +69,7 @@ TEST(characters_outside_the_alphabet_spell_nothing) {
         assert_false(alphabet_decode(strange[i], strlen(strange[i]), out, &n));
 }
 
-// -------------------------------------------------------------------------------------------------
-// pattern
+// ----------------------------------------------------------------------------------------- pattern
 
 // A random text of what the pattern looks at; returns its length.
 static int64_t random_text(uint64_t round, char *text, int parts) {
@@ -238,8 +236,7 @@ TEST(between_a_word_and_a_space_there_is_always_a_cut) {
     assert_false(pieces_always_cut(table, PATTERN_GPT2, "a\xe3\x80", 3, 1));
 }
 
-// -------------------------------------------------------------------------------------------------
-// merging
+// ----------------------------------------------------------------------------------------- merging
 
 enum { ALPHABET = 3, RULES = 60 };
 

@@ -52,8 +52,7 @@ static void assert_token(const Tokenizer *t, int32_t token, const char *expected
     assert_memory_equal(bytes, expected, n);
 }
 
-// -------------------------------------------------------------------------------------------------
-// known merges
+// ------------------------------------------------------------------------------------ known merges
 
 TEST(the_bytes_are_in_the_order_of_their_characters_and_end_of_text_is_last) {
     static const char text[] = "aa aa";
@@ -112,8 +111,7 @@ TEST(a_token_has_fewer_than_128_bytes) {
     tokenizer_free(t);
 }
 
-// ----------------------------------------------------------------------------------------------
-// the plainest algorithm
+// -------------------------------------------------------------------------- the plainest algorithm
 
 enum { MAX_WORDS = 512, MAX_WORD = 64, MAX_TEXT = 8192 };
 
@@ -204,8 +202,7 @@ TEST(the_merges_are_those_of_counting_all_pairs_anew) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// counting words
+// ---------------------------------------------------------------------------------- counting words
 
 typedef struct {
     WordCounts *words;

@@ -77,8 +77,7 @@ static void assert_latest(const char *name, const char *const *words) {
 }
 #define ASSERT_SKIPPED(name, ...) assert_latest(name, (const char *const[]){__VA_ARGS__, NULL})
 
-// -------------------------------------------------------------------------------------------------
-// the content
+// ------------------------------------------------------------------------------------- the content
 
 TEST(the_trainers_state_comes_back_exactly) {
     TrainerState s = make_state(123456789012), back;
@@ -170,8 +169,7 @@ TEST(a_model_of_another_shape_is_refused) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------
-// which one is taken
+// ------------------------------------------------------------------------------ which one is taken
 
 TEST(the_newest_that_verifies_is_found_and_the_others_named) {
     for (int64_t step = 1; step <= 5; step++) save(step);
@@ -292,8 +290,7 @@ TEST(a_renamed_checkpoint_is_not_taken_for_a_newer_one) {
     ASSERT_SKIPPED("step_00000002", "written at step 1, not at this directory's");
 }
 
-// -------------------------------------------------------------------------------------------------
-// saving
+// ------------------------------------------------------------------------------------------ saving
 
 TEST(saving_removes_what_killed_runs_left) {
     assert_ok(directory_make(tmp_file(".tmp-step_00000001"), &err));
@@ -470,8 +467,7 @@ TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// rotation
+// ---------------------------------------------------------------------------------------- rotation
 
 TEST(rotation_does_not_count_what_is_no_checkpoint) {
     for (int64_t step = 1; step <= 4; step++) save(step);
@@ -574,8 +570,7 @@ TEST(rotation_leaves_what_holds_files_of_others_and_removes_the_rest) {
     assert_latest("step_00000005", NULL);
 }
 
-// -------------------------------------------------------------------------------------------------
-// any bytes
+// --------------------------------------------------------------------------------------- any bytes
 
 // A run without validation has no "val", one that only evaluated no "train".
 static void state_refuses(FieldChange change, const char *name) {
@@ -620,8 +615,7 @@ TEST(a_file_in_place_of_a_directory_is_an_error) {
     assert_true(file_exists(tmp_file("plain")));
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 static int start(void **state) {
     if (start_device(state) != 0) return -1;

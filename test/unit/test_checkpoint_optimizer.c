@@ -104,8 +104,7 @@ static const char *save(Model *model) {
     return tmp_file("step_00000001");
 }
 
-// -------------------------------------------------------------------------------------------------
-// the same
+// ---------------------------------------------------------------------------------------- the same
 
 // Saved by the one model, loaded by the other: where the state lives is no business of the file's.
 static void check_round_trip(ModelOptions from, ModelOptions to) {
@@ -174,8 +173,7 @@ TEST(a_new_state_is_all_zero) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// the file
+// ---------------------------------------------------------------------------------------- the file
 
 TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));

@@ -15,8 +15,7 @@ enum { V = 80, T = 100, EXAMPLES = 23, HEADER = 1024, MOST_WORDS = 40000 };
 
 static Error err;
 
-// -------------------------------------------------------------------------------------------------
-// files, written
+// ---------------------------------------------------------------------------------- files, written
 
 typedef struct {
     int32_t header[HEADER / 4];
@@ -83,8 +82,7 @@ static void refused_path(const char *path, const char *words) {
     choices_close(&sets);
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading them
+// ------------------------------------------------------------------------------------ reading them
 
 TEST(files_are_read_as_they_were_written) {
     const File *f = file_of_all_kinds();
@@ -151,8 +149,7 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     tmp = before;
 }
 
-// -------------------------------------------------------------------------------------------------
-// scores
+// ------------------------------------------------------------------------------------------ scores
 
 static ChoiceSets all; // of all kinds
 

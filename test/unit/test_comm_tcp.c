@@ -151,8 +151,7 @@ static int listen_for_run(void) {
     return fd;
 }
 
-// -------------------------------------------------------------------------------------------------
-// messages
+// ---------------------------------------------------------------------------------------- messages
 
 static unsigned char pattern(int rank, int call, size_t i) {
     return (unsigned char)((size_t)rank * 31 + (size_t)call * 7 + i + (i >> 8));
@@ -265,8 +264,7 @@ TEST(nothing_remains_open) {
     for (int i = 0; i < 2; i++) assert_succeeded(i);
 }
 
-// -------------------------------------------------------------------------------------------------
-// start
+// ------------------------------------------------------------------------------------------- start
 
 TEST(processes_start_in_any_order) {
     static const int ORDERS[][3] = {{0, 1, 2}, {2, 1, 0}, {1, 0, 2}};
@@ -525,8 +523,7 @@ TEST(an_answer_of_another_length_is_refused) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// failures
+// ---------------------------------------------------------------------------------------- failures
 
 static int lost; // the rank that ends
 
@@ -644,8 +641,7 @@ TEST(calls_that_differ_are_reported_to_all) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 // One process of a run; it prints what it has seen of the others.
 static int be_a_process(char **arguments) {

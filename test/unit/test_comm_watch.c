@@ -129,8 +129,7 @@ static const char *named(int rank, const char *rest) {
     return text;
 }
 
-// -------------------------------------------------------------------------------------------------
-// what processes do
+// ------------------------------------------------------------------------------- what processes do
 
 // The main thread computes, and never asks the others anything.
 static bool compute(Error *err) {
@@ -156,8 +155,7 @@ static bool pass(Error *err) {
     return true;
 }
 
-// -------------------------------------------------------------------------------------------------
-// one has ended
+// ----------------------------------------------------------------------------------- one has ended
 
 TEST(a_process_that_ended_is_named_although_nobody_sends_a_message) {
     start(3, (Body[]){compute, compute, compute});
@@ -212,8 +210,7 @@ TEST(a_main_thread_that_cannot_end_is_ended) {
     assert_said(0, named(1, "has ended (step"));
 }
 
-// -------------------------------------------------------------------------------------------------
-// one is silent
+// ----------------------------------------------------------------------------------- one is silent
 
 // Each line that the process said is of itself, with these words.
 static void assert_waited(int rank, const char *words) {
@@ -267,8 +264,7 @@ TEST(a_run_that_was_stopped_as_a_whole_resumes) {
     for (int r = 0; r < 3; r++) assert_exit(r, EXIT_OK), assert_said(r, "");
 }
 
-// -------------------------------------------------------------------------------------------------
-// nobody proceeds
+// --------------------------------------------------------------------------------- nobody proceeds
 
 TEST(a_process_that_hangs_says_in_which_collective) {
     limit = LIMIT;
@@ -280,8 +276,7 @@ TEST(a_process_that_hangs_says_in_which_collective) {
     assert_non_null(strstr(results[0].err.text, ": sum of numbers)"));
 }
 
-// -------------------------------------------------------------------------------------------------
-// the end
+// ----------------------------------------------------------------------------------------- the end
 
 static bool late(Error *err) {
     (void)err;

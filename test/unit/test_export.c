@@ -82,8 +82,7 @@ static void export_to(const char *path, const Model *m, DType dtype) {
     assert_ok(export_model(path, &(HuggingFaceModel){.model = m, .eot = -1}, type, &err));
 }
 
-// -------------------------------------------------------------------------------------------------
-// the same bits
+// ----------------------------------------------------------------------------------- the same bits
 
 // Element (r, c) of tensor i in the safetensors file, against the bits that the model was filled
 // with.
@@ -249,8 +248,7 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
 
-// -------------------------------------------------------------------------------------------------
-// what else is there
+// ------------------------------------------------------------------------------ what else is there
 
 TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
@@ -276,8 +274,7 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     tokenizer_free(back), tokenizer_free(bytes);
 }
 
-// -------------------------------------------------------------------------------------------------
-// where it goes
+// ----------------------------------------------------------------------------------- where it goes
 
 // What is refused: test/refusals.txt.
 TEST(a_check_before_the_training_leaves_nothing_behind) {

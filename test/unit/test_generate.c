@@ -196,8 +196,7 @@ TEST(a_sample_ends_at_the_eos_token_of_the_model_too) {
     assert_string_equal(g.texts[0], "ok");
 }
 
-// -------------------------------------------------------------------------------------------------
-// streaming
+// --------------------------------------------------------------------------------------- streaming
 
 typedef struct {
     char text[MOST], pieces[MOST]; // pieces: a '|' behind each call
@@ -263,8 +262,7 @@ TEST(a_signal_ends_the_text_at_the_token_it_has_reached) {
     assert_int_equal(signals_pending(), 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// special cases
+// ----------------------------------------------------------------------------------- special cases
 
 TEST(without_a_tokenizer_texts_are_token_numbers) {
     const int32_t script[] = {7, 0, 256, 99};

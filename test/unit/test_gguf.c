@@ -203,8 +203,7 @@ static void assert_rows(const Model *m, int spec, const char *name, GgufType typ
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// keys
+// -------------------------------------------------------------------------------------------- keys
 
 TEST(the_keys_are_the_model) {
     write_and_read(numbered("llama:L=2,C=64,NH=4,NKV=2,HS=8,V=130,T=24,base=5000"), GGUF_F16);
@@ -315,8 +314,7 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     tokenizer_free(t);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tensors
+// ----------------------------------------------------------------------------------------- tensors
 
 TEST(tensors_have_their_names_shapes_and_values_in_every_type) {
     const GgufType types[] = {GGUF_F32, GGUF_F16, GGUF_BF16};
@@ -367,8 +365,7 @@ TEST(the_halves_of_heads_alternate_in_q_and_k_of_llama_and_arcee_alone) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// q8_0
+// -------------------------------------------------------------------------------------------- q8_0
 
 TEST(q8_0_has_blocks_of_a_scale_and_32_bytes_and_other_rows_are_fp16) {
     Model *m = numbered("L=2,C=64,NH=4,V=130,T=24");

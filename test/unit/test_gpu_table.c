@@ -6,8 +6,7 @@
 
 static Error err;
 
-// -------------------------------------------------------------------------------------------------
-// figures
+// ----------------------------------------------------------------------------------------- figures
 
 // The clock in MHz that the datasheet counts with, 16-bit FLOP a clock and multiprocessor with fp32
 // accumulation; the memory's transfers in MHz x bits of the bus.
@@ -75,8 +74,7 @@ TEST(gpus_exchange_over_nvlink_and_over_pcie_where_there_is_none) {
     assert_true(gpu_find(&size, "24G", 3, &err) && gpu_exchange_rate(&size.spec) == 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// names
+// ------------------------------------------------------------------------------------------- names
 
 static void assert_found(const char *text, const char *name) {
     GpuChoice gpu;

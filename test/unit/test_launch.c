@@ -35,8 +35,7 @@ static int setup(void **state) {
 
 TestFixture test_each = {setup, tmp_teardown};
 
-// ----------------------------------------------------------------------------------------------
-// the place of a process
+// -------------------------------------------------------------------------- the place of a process
 
 typedef struct {
     const char *environment; // NAME=VALUE, separated by spaces
@@ -257,8 +256,7 @@ TEST(lists_of_nodes_that_are_none_are_refused) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// --gpus
+// ------------------------------------------------------------------------------------------ --gpus
 
 // This program as a process of --gpus: `test_launch DIRECTORY WORD...`, a word for each process.
 static const char *directory;
@@ -448,8 +446,7 @@ TEST(processes_end_with_their_launcher) {
     check_heard(SIGTERM);
 }
 
-// -------------------------------------------------------------------------------------------------
-// main
+// -------------------------------------------------------------------------------------------- main
 
 int main(int argc, char **argv) {
     directory = argc > 2 ? argv[1] : tmp.path;

@@ -55,8 +55,7 @@ TEST(the_gaps_are_less_than_2_percent_of_the_activations) {
             }
 }
 
-// ---------------------------------------------------------------------------------------- the
-// definition, the slow way
+// -------------------------------------------------------------------- the definition, the slow way
 
 typedef struct {
     int64_t bytes, offset;
@@ -128,8 +127,7 @@ TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// what was declared
+// ------------------------------------------------------------------------------- what was declared
 
 TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
     PLAN plan = plan_of("d6", 2, RECOMPUTE_BLOCK);
@@ -194,8 +192,7 @@ TEST(a_sum_of_the_residual_stream_shares_no_memory_with_its_terms) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// recomputation
+// ----------------------------------------------------------------------------------- recomputation
 
 // What a set keeps of a block from the forward to the backward pass, in bytes a token: the table of
 // doc/memory.md.
@@ -250,8 +247,7 @@ TEST(no_set_takes_more_than_its_tensors_need) {
     }
 }
 
-// -------------------------------------------------------------------------------------- gradients
-// in the compute dtype
+// ------------------------------------------------------------------ gradients in the compute dtype
 
 // 2 bytes a parameter less; in fp32 remain, while the backward pass runs, the gradients of one
 // block and of wte.
@@ -274,8 +270,7 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
     assert_true(less >= gradients[1] - scratch - aligned);
 }
 
-// -------------------------------------------------------------------------------------------------
-// generation
+// -------------------------------------------------------------------------------------- generation
 
 static int64_t planned(ModelOptions options, int64_t sequences) {
     options.dtype = DTYPE_FP32, options.sequences = sequences;

@@ -31,8 +31,7 @@ static Mixture mixture_of(int count, const int64_t *weights) {
     return m;
 }
 
-// -------------------------------------------------------------------------------------------------
-// text
+// -------------------------------------------------------------------------------------------- text
 
 TEST(a_text_names_each_source_with_its_share) {
     const struct {
@@ -128,8 +127,7 @@ TEST(the_patterns_of_a_text_can_be_replaced) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// order
+// ------------------------------------------------------------------------------------------- order
 
 // Every prefix of n draws has share x n windows of each source, within 1 - 1/(2k-2), and each
 // source its windows in order: so a permutation of them repeats none before all are drawn.
@@ -212,8 +210,7 @@ TEST(after_a_change_of_weights_each_source_continues_where_it_was) {
     assert_int_equal(drawn[1], 600);
 }
 
-// -------------------------------------------------------------------------------------------------
-// files
+// ------------------------------------------------------------------------------------------- files
 
 enum { T = 4 };
 

@@ -20,8 +20,7 @@ static Tensor tensor(const char *name, DType dtype, int64_t d0, int64_t d1, int6
     return tensor_make(somewhere, dtype, name, d0, d1, d2, 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// FLOPs
+// ------------------------------------------------------------------------------------------- FLOPs
 
 // The ops of a step that compute FLOPs, as gpt2.c calls them.
 static double step_flops(const ModelConfig *c, int64_t B, int64_t T, bool recompute_blocks,
@@ -84,8 +83,7 @@ TEST(the_flops_of_a_step_are_those_of_the_formulas) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// bytes
+// ------------------------------------------------------------------------------------------- bytes
 
 TEST(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice) {
     Tensor out = tensor("out", DTYPE_BF16, 2, 5, 7), in = tensor("in", DTYPE_BF16, 2, 5, 3);
@@ -169,8 +167,7 @@ TEST(an_embedding_row_is_read_once_at_most) {
                 4 * (128 + 100 * 8 + 16 * 8 + 128 * 8), 0);
 }
 
-// -------------------------------------------------------------------------------------------------
-// table
+// ------------------------------------------------------------------------------------------- table
 
 TEST(a_label_names_the_op_the_weight_without_its_block_and_the_shape) {
     char label[128];

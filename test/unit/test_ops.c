@@ -32,8 +32,7 @@ enum { QH = 6, KVH = 3, QHS = 4, PACKED = (QH + 2 * KVH) * QHS }; // heads that 
 #define I32(name, ...)       TENSOR(name, DTYPE_I32, __VA_ARGS__)
 #define BYTES_OF(name, type) TENSOR(name, DTYPE_U8, sizeof(type))
 
-// -------------------------------------------------------------------------------------------------
-// the calls
+// --------------------------------------------------------------------------------------- the calls
 
 static UpdateParams params;
 
@@ -358,8 +357,7 @@ static const Case cases[] = {
 };
 enum { NUM_CASES = sizeof cases / sizeof *cases };
 
-// -------------------------------------------------------------------------------------------------
-// tests
+// ------------------------------------------------------------------------------------------- tests
 
 TEST(a_call_with_good_arguments_is_shown_once_under_its_name) {
     for (int i = 0; i < NUM_CASES; i++) {

@@ -163,8 +163,7 @@ TEST(no_two_slots_share_a_name) {
         }
 }
 
-// -------------------------------------------------------------------------------------------------
-// memory
+// ------------------------------------------------------------------------------------------ memory
 
 TEST(muons_scratch_is_two_of_the_largest_stack_and_two_of_its_squares) {
     const int64_t n = 768, e = 2, fc = 12,
@@ -235,8 +234,7 @@ TEST(offload_moves_the_state_to_the_host) {
     memory_plan_destroy(without);
 }
 
-// -------------------------------------------------------------------------------------------------
-// refusals
+// ---------------------------------------------------------------------------------------- refusals
 
 TEST(offload_is_refused_where_an_update_needs_whole_matrices) {
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {

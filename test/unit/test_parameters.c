@@ -18,8 +18,7 @@ static ModelConfig parsed(const char *descriptor) {
     return c;
 }
 
-// -------------------------------------------------------------------------------------------------
-// descriptors
+// ------------------------------------------------------------------------------------- descriptors
 
 TEST(presets_have_the_published_parameter_counts) {
     const struct {
@@ -222,8 +221,7 @@ TEST(flops_are_those_of_the_stated_formulas) {
                 flops_per_token_hardware(&c, 1024, &two));
 }
 
-// -------------------------------------------------------------------------------------------------
-// parameters
+// -------------------------------------------------------------------------------------- parameters
 
 TEST(every_tensor_has_its_own_name_and_its_index) {
     ModelConfig c = parsed("L=3,C=8,NH=2,V=7,T=5");

@@ -14,8 +14,7 @@ static Error err;
 
 TestFixture test_all = {start_device, stop_device};
 
-// -------------------------------------------------------------------------------------------------
-// arithmetic
+// -------------------------------------------------------------------------------------- arithmetic
 
 TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
     const int64_t tokens = 512 * 1024;
@@ -305,8 +304,7 @@ TEST(fp32_keeps_no_master_and_moves_more) {
                 (4 + 4 + 2 * (4 + 8)) * (double)parameter_total(&model.config), 1e-12);
 }
 
-// -------------------------------------------------------------------------------------------------
-// what fits
+// --------------------------------------------------------------------------------------- what fits
 
 static PlanRequest request_of(ModelOptions model, int64_t windows, int64_t steps) {
     return (PlanRequest){.model = model,
@@ -398,8 +396,7 @@ TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// several GPUs
+// ------------------------------------------------------------------------------------ several GPUs
 
 static ModelOptions shared_by(ModelOptions model, int processes, int groups) {
     model.processes = processes, model.groups = groups, model.group_count = groups / processes;
@@ -530,8 +527,7 @@ TEST(a_micro_batch_is_at_most_a_group) {
     assert_true(device_plan(&request, "H200").step_tokens == 4 * 16 * 1024);
 }
 
-// -------------------------------------------------------------------------------------------------
-// printing
+// ---------------------------------------------------------------------------------------- printing
 
 static char *printed(const PlanRequest *request, bool json) {
     char *text = NULL;

@@ -52,8 +52,7 @@ static int64_t largest_by_search(const ModelOptions *model, double room, int64_t
     return largest;
 }
 
-// -------------------------------------------------------------------------------------------------
-// micro-batch
+// ------------------------------------------------------------------------------------- micro-batch
 
 TEST(the_largest_batch_of_all_that_fit_is_taken) {
     for (int m = 0; m < NUM_MODELS; m++)
@@ -107,8 +106,7 @@ TEST(a_batch_that_must_divide_a_step_is_the_power_of_two_below_the_largest) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// recomputation
+// ----------------------------------------------------------------------------------- recomputation
 
 TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
     const ModelOptions model = sampling("d12", 1);
@@ -186,8 +184,7 @@ TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// both
+// -------------------------------------------------------------------------------------------- both
 
 // Whether a choice without matmuls and attention fits with B sequences; *elements: the least it
 // moves.
@@ -323,8 +320,7 @@ TEST(evaluation_has_nothing_to_recompute) {
     assert_true(plan_total(&model) <= 8e9 && total_at(&model, model.B + 1) > 8e9);
 }
 
-// -------------------------------------------------------------------------------------------------
-// when nothing fits
+// ------------------------------------------------------------------------------- when nothing fits
 
 enum { FEWER_B = 1, RECOMPUTE = 2, OPTIMIZER = 4, GRADIENTS = 8, OFFLOAD = 16 };
 

@@ -21,8 +21,7 @@ static void assert_blocks(const char *text, const int expected[L]) {
         if (r.blocks[l] != expected[l]) fail_msg("%s: block %d has %d", text, l, r.blocks[l]);
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 TEST(one_set_goes_for_all_blocks) {
     const struct {
@@ -63,8 +62,7 @@ TEST(a_count_of_blocks_is_followed_by_the_set_of_the_others) {
     assert_blocks("1x11,fc", (const int[L]){1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 5});
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 TEST(the_text_is_the_shortest_one) {
     const struct {
@@ -136,8 +134,7 @@ TEST(a_text_that_does_not_fit_ends_in_dots) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// costs
+// ------------------------------------------------------------------------------------------- costs
 
 // The forward pass of a block, op by op, as doc/memory.md has it: what each costs, and the sets in
 // which it runs again.
@@ -180,8 +177,7 @@ TEST(gelu_is_alone_where_the_matmul_before_it_does_not_run_again) {
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// fuzz
+// -------------------------------------------------------------------------------------------- fuzz
 
 // Pieces of the grammar and any bytes, in any order: what is taken must survive its own text, what
 // is not has a message, and nothing beyond the text is read (the buffer ends with it).

@@ -77,8 +77,7 @@ static cJSON *event_at(const char *text, int n) {
     return object;
 }
 
-// -------------------------------------------------------------------------------------------------
-// the terminal
+// ------------------------------------------------------------------------------------ the terminal
 
 static const Mixture one_corpus = {.count = 1};
 
@@ -243,8 +242,7 @@ TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     free(text);
 }
 
-// -------------------------------------------------------------------------------------------------
-// main.log
+// ---------------------------------------------------------------------------------------- main.log
 
 // Opens the log of dir, does `body` with stdout captured away, closes it, gives main.log.
 static char *logged(bool append, int64_t first_step, void (*body)(RunLog *)) {

@@ -8,8 +8,7 @@
 
 static Error err;
 
-// -------------------------------------------------------------------------------------------------
-// helpers
+// ----------------------------------------------------------------------------------------- helpers
 
 TestFixture test_each = {tmp_setup, tmp_teardown};
 
@@ -77,8 +76,7 @@ static ShardSet open_shards(const char *pattern, int64_t T) {
     return set;
 }
 
-// -------------------------------------------------------------------------------------------------
-// reading
+// ----------------------------------------------------------------------------------------- reading
 
 TEST(a_written_shard_is_read_back) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
@@ -201,8 +199,7 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
     limit_resource(RLIMIT_NOFILE, before.rlim_cur);
 }
 
-// -------------------------------------------------------------------------------------------------
-// hostile files
+// ----------------------------------------------------------------------------------- hostile files
 
 static void assert_beside(const char *train, const char *expected) {
     char *found = shards_validation_pattern(train);
@@ -381,8 +378,7 @@ TEST(a_file_that_shrinks_while_open_is_an_error_and_no_crash) {
                  "shrink.bin: cannot read 101 tokens at token 100: the file has become shorter");
 }
 
-// -------------------------------------------------------------------------------------------------
-// writing
+// ----------------------------------------------------------------------------------------- writing
 
 TEST(until_it_is_committed_a_file_is_no_shard) {
     const char *path = tmp_file("w.bin");

@@ -26,8 +26,7 @@ static V random_lanes(uint64_t index) {
     return x;
 }
 
-// -------------------------------------------------------------------------------------------------
-// exp
+// --------------------------------------------------------------------------------------------- exp
 
 TEST(exp_is_within_1e_7_of_the_exact_value) {
     // e^r = 1 + t with t = r + r^2 q(r). The polynomial is fitted to 3e-9. Rounding 1 + t costs
@@ -61,8 +60,7 @@ TEST(exp_saturates_to_zero_and_infinity_and_nan_stays_in_its_lane) {
     for (int i = 0; i < LANES; i++) assert_true(i == 3 ? isnan(y[i]) : y[i] == 1.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tails
+// ------------------------------------------------------------------------------------------- tails
 
 TEST(each_lanes_visits_every_element_once) {
     for (int64_t n = 0; n <= 50; n++) {
@@ -114,8 +112,7 @@ TEST(tails_touch_nothing_behind_the_array) {
     munmap(pages, 2 * page);
 }
 
-// -------------------------------------------------------------------------------------------------
-// bf16
+// -------------------------------------------------------------------------------------------- bf16
 
 // Except that denormals become 0.
 static uint16_t expected_bf16(float x) {
@@ -176,8 +173,7 @@ TEST(dot_products_of_pairs_add_both_products) {
 
 #endif
 
-// -------------------------------------------------------------------------------------------------
-// sums over the lanes
+// ----------------------------------------------------------------------------- sums over the lanes
 
 TEST(lanes_are_summed_as_a_tree_of_halves) {
     for (uint64_t trial = 0; trial < 100; trial++) {
@@ -205,8 +201,7 @@ TEST(the_largest_lane_is_found_wherever_it_is) {
     assert_true(vmax_lane(vsplat(-INFINITY)) == -INFINITY);
 }
 
-// -------------------------------------------------------------------------------------------------
-// lane by lane, exact
+// ----------------------------------------------------------------------------- lane by lane, exact
 
 TEST(max_and_min_take_the_second_argument_where_one_is_nan) {
     V a = random_lanes(1), b = random_lanes(2);

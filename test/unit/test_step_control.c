@@ -30,8 +30,7 @@ static int window_holds(const OutlierWindow *w, float x) {
     return found;
 }
 
-// -------------------------------------------------------------------------------------------------
-// what the host reads
+// ----------------------------------------------------------------------------- what the host reads
 
 TEST(the_loss_is_the_mean_and_the_norm_is_global) {
     StepControl c = step_control_initial(1.0f);
@@ -57,8 +56,7 @@ TEST(the_loss_scale_is_divided_out_and_a_gradient_above_the_limit_scaled_to_it) 
     }
 }
 
-// -------------------------------------------------------------------------------------------------
-// not finite
+// -------------------------------------------------------------------------------------- not finite
 
 TEST(what_is_not_finite_skips_and_names_the_first_tensor) {
     StepControl c = step_control_initial(1.0f);
@@ -85,8 +83,7 @@ TEST(values_that_are_not_finite_stay_out_of_the_windows) {
     assert_memory_equal(&c.norm_window, &before.norm_window, sizeof c.norm_window);
 }
 
-// -------------------------------------------------------------------------------------------------
-// outliers
+// ---------------------------------------------------------------------------------------- outliers
 
 TEST(nothing_is_an_outlier_before_the_window_is_full) {
     StepControl c = step_control_initial(1.0f);
@@ -155,8 +152,7 @@ TEST(a_window_of_equal_values_has_no_outliers) {
     assert_int_equal(c.skip, SKIP_NONE);
 }
 
-// -------------------------------------------------------------------------------------------------
-// loss scale
+// -------------------------------------------------------------------------------------- loss scale
 
 // After each step; the norms are those before the scale.
 TEST(the_loss_scale_halves_with_each_overflow_and_doubles_after_enough_finite_steps_in_a_row) {
@@ -189,8 +185,7 @@ TEST(a_fixed_loss_scale_never_moves) {
     assert_true(c.loss_scale == 8.0f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// updates
+// ----------------------------------------------------------------------------------------- updates
 
 // The factors are those of pow, rounded to fp32: an error of 1e-14 in fp64 would show in one value
 // of 10^6 or fewer.

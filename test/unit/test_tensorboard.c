@@ -11,8 +11,7 @@
 
 static Error err;
 
-// -------------------------------------------------------------------------------------------------
-// helpers
+// ----------------------------------------------------------------------------------------- helpers
 
 // CRC-32C one bit at a time, without a table.
 static uint32_t crc32c(const uint8_t *data, size_t n) {
@@ -100,8 +99,7 @@ static void one_scalar(TensorBoard *tb, int64_t step, const char *tag, double va
     if (!tensorboard_end(tb, &err)) fail_msg("%s", err.text);
 }
 
-// -------------------------------------------------------------------------------------------------
-// tests
+// ------------------------------------------------------------------------------------------- tests
 
 TEST(the_checksum_of_this_test_is_castagnoli) {
     assert_int_equal(crc32c((const uint8_t *)"123456789", 9),

@@ -66,8 +66,7 @@ TEST(bytes_may_be_cut_anywhere) {
     assert_int_equal(tokenizer_safe_cut(built_in, "", 0), 0);
 }
 
-// ------------------------------------------------------------------------------------------------
-// the small vocabulary
+// ---------------------------------------------------------------------------- the small vocabulary
 
 static int set_up(void **state) {
     tmp_setup(state);

@@ -26,8 +26,7 @@ static uint32_t bits_of(DType dtype, float x) {
 
 static uint32_t value_bits(DType dtype, int i, int64_t e) { return bits_of(dtype, value(i, e)); }
 
-// -------------------------------------------------------------------------------------------------
-// making such files
+// ------------------------------------------------------------------------------- making such files
 
 typedef struct {
     DType dtype;
@@ -182,8 +181,7 @@ static void assert_reads_the_model(const char *path, int64_t step) {
     weights_file_close(f);
 }
 
-// -------------------------------------------------------------------------------------------------
-// what is read
+// ------------------------------------------------------------------------------------ what is read
 
 #define INDEX "model.safetensors.index.json"
 static const Variant in_three = {.dtype = DTYPE_BF16, .prefix = true, .shards = 3};
@@ -210,8 +208,7 @@ TEST(models_of_every_form_are_read_in_any_pieces) {
     assert_reads_the_model(write_llmc_model(DTYPE_BF16), 7);
 }
 
-// -------------------------------------------------------------------------------------------------
-// what is refused
+// --------------------------------------------------------------------------------- what is refused
 
 #define REFUSED(path, message) assert_error(weights_file_open(path, &err), message)
 
