@@ -356,8 +356,7 @@ cudaError_t cudaDeviceSynchronize(void) {
     return sticky_error();
 }
 
-// -------------------------------------------------------------------------------------------------
-// events
+// ------------------------------------------------------------------------------------------ events
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     *event = new CUevent_st;

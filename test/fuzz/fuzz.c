@@ -154,8 +154,7 @@ static void mutate_input(FuzzInput *in, size_t most, uint32_t random,
 }
 
 #ifdef LIBFUZZER
-// -------------------------------------------------------------------------------------------------
-// libFuzzer
+// --------------------------------------------------------------------------------------- libFuzzer
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
