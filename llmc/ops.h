@@ -3,21 +3,22 @@
 // It has two implementations: llmc/cuda (kernels) and llmc/cpu (oneDNN + OpenMP). test/reference
 // specifies the ops in fp64, and both are tested against it. Rules for both:
 //   - Weights, biases, activations and their gradients have the compute dtype (fp32, bf16, fp16),
-//   the same for all
-//     tensors of a call; "stat" tensors (mean, rstd, lse, losses) are fp32; weight gradients are
-//     fp32 or the compute dtype; tokens are i32. Accumulation and statistics are fp32 or better.
+//     the same for all tensors of a call; "stat" tensors (mean, rstd, lse, losses) are fp32;
+//     weight gradients are fp32 or the compute dtype; tokens are i32. Accumulation and statistics
+//     are fp32 or better.
 //   - Outputs come first. An output never overlaps an input unless the comment says "may be".
-//   - Everything runs in order on the compute stream and returns without waiting. No allocation and
-//   no host decision,
-//     except at the first use of a shape on a GPU, where an op may time its candidates.
+//   - Everything runs in order on the compute stream and returns without waiting. No allocation
+//     and no host decision, except at the first use of a shape on a GPU, where an op may time its
+//     candidates.
 //   - The same inputs give the same bits in every run on one machine with the same choices
-//   (device_tuning).
-//   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the program
-//   (tensor_check).
+//     (device_tuning).
+//   - A wrong shape or dtype is a bug in the caller. The op names the tensor and stops the
+//     program (tensor_check).
 // Names: B batch, T context, C channels, NH heads, NKV heads of keys and values, HS head size, V
 // vocabulary, Vp padded vocabulary, N = B * T rows. GPT-2 has NKV = NH and HS = C / NH.
 // IC and OC are the input and output channels of a linear layer, maxT the rows of wpe, R the rows
-// of a chunk of logits. Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
+// of a chunk of logits.
+// Where a tensor is (B,T,C), (N,C) with N = B * T is the same thing.
 #pragma once
 #include "llmc/number.h"
 #include "llmc/step_control.h"

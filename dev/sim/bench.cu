@@ -1,5 +1,5 @@
-// What the simulator costs: nanoseconds per CUDA thread, barrier, shuffle and warp sum, the best of
-// several runs.
+// What the simulator costs: nanoseconds per CUDA thread, barrier, shuffle and warp sum, the best
+// of several runs.
 //     make sim-bench
 #include <chrono>
 #include <cuda_runtime.h>

@@ -1,11 +1,10 @@
 // What the simulated cuBLASLt tells tests, and what they can ask of it. C and C++.
-//   SIM_CUBLASLT_REFUSE=gelu,dgelu,bias  no algorithm for these epilogues
+//   SIM_CUBLASLT_REFUSE=gelu,dgelu,bias       no algorithm for these epilogues
 //   SIM_CUBLASLT_ALGOS=all                     offers all of SimAlgorithm that fit a problem, not
-//   only the first: then
-//                                              callers time them, and what they choose may differ
-//                                              from run to run
+//                                              only the first: then callers time them, and what
+//                                              they choose may differ from run to run
 //   SIM_CUBLASLT_VICES=tiled:half,dgelu:fails  what an algorithm or an epilogue of the list above
-//   does to a product:
+//                                              does to a product:
 //     half    writes the first half of the columns of D only
 //     wrong   D is half as large again
 //     fails   was offered, but cublasLtMatmul returns CUBLAS_STATUS_NOT_SUPPORTED
@@ -13,7 +12,7 @@
 //     slow    takes longer than the others, by the clock of sim_set_clock alone
 //     whole   is not for fewer multiprocessors than all (CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET)
 //     uneven  gives other bits with fewer
-// SIM_CUBLASLT_CROWDED=refused   ends the program where `crowded` below would count
+//   SIM_CUBLASLT_CROWDED=refused              ends the program where `crowded` below would count
 // Read at every search, the vices at every product.
 #pragma once
 

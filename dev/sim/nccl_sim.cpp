@@ -8,30 +8,29 @@
 // directory named after NCCL's id, under /dev/shm:
 //   rank.R        process R has joined. It holds a lock on the file for as long as it lives
 //   N.S-D         collective N, from process S to D: a header, and the data. D removes it as soon
-//   as it has opened it
+//                 as it has opened it
 // The process that leaves last removes the directory. What remains when all are killed: the
 // directory, with the messages that nobody had opened.
 //
-// While the messages of the others are missing, the host waits at most PATIENCE for them; then the
-// stream stays where it is, and host calls that do not wait return. One difference to a GPU
-// remains: a collective proceeds only while its process calls the runtime. A process that waits for
-// another one in its own way (a socket) should first have waited for its streams, or the other may
-// wait for the message that this one has not written yet.
+// While the messages of the others are missing, the host waits at most PATIENCE for them; then
+// the stream stays where it is, and host calls that do not wait return. One difference to a GPU
+// remains: a collective proceeds only while its process calls the runtime. A process that waits
+// for another one in its own way (a socket) should first have waited for its streams, or the
+// other may wait for the message that this one has not written yet.
 //
 // Settings:
 //   SIM_NCCL=none            no library is found
 //   SIM_NCCL=WORD,WORD,...   of: inprogress   calls return ncclInProgress, and do their work when
-//   ncclCommGetAsyncError
-//                                             is asked for the third time
+//                                             ncclCommGetAsyncError is asked for the third time
 //                                delay:SEED   each message is late by a random time, 3 ms at most
 //                                fail:N       collective N of this process (from 1) fails with
-//                                ncclSystemError silent:N     collective N of this process never
-//                                ends
+//                                             ncclSystemError
+//                                silent:N     collective N of this process never ends
 //   SIM_NCCL_DIR=DIR         instead of /dev/shm
 //   SIM_NCCL_TIMEOUT=N       seconds until a process that does not come is a ncclRemoteError
-//   (default 60)
-// As with NCCL, a collective that failed or never ends keeps its stream busy until ncclCommAbort. A
-// host call that waits for it ends the program after SIM_NCCL_TIMEOUT.
+//                            (default 60)
+// As with NCCL, a collective that failed or never ends keeps its stream busy until ncclCommAbort.
+// A host call that waits for it ends the program after SIM_NCCL_TIMEOUT.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
 #include "llmc/cuda/nccl_library.h"

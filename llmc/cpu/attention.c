@@ -66,21 +66,18 @@ static MatrixView attention_head(AttentionShape s, Tensor t, int64_t b, int64_t 
 
 // attention_forward: softmax(Q K^T * scale) V for one head at a time, in panels of 8 queries.
 //
-//                  keys ->                       one panel, 8 queries x keys:
-//                +---------------------+             scores = Q K^T
-//      queries   |x..                  |             P      = exp(scores * scale - maximum of the
-//      row)
-//         |      |xx..                 |             out    = P V / sum of the row
+//                  keys ->                     one panel, 8 queries x keys:
+//                +---------------------+       scores = Q K^T
+//      queries   |x..                  |       P      = exp(scores * scale - maximum of the row)
+//         |      |xx..                 |       out    = P V / sum of the row
 //         v      |xxx..                |
-//                |xxxx..               |         A panel ends with the group of keys that holds its
-//                diagonal: that
-//         panel  |xxxxx..              |         group (.) is computed in full and masked. Keys
-//         further right are
-//                |                     |         skipped.
+//                |xxxx..               |       A panel ends with the group of keys that holds its
+//         panel  |xxxxx..              |       diagonal: that group (.) is computed in full and
+//                |                     |       masked. Keys further right are skipped.
 //
-// A row of scores is complete when its softmax runs, so there is no running maximum and nothing to
-// rescale. 8 x T scores stay in the cache; T x T never exist. K and V are packed 32 keys at a time,
-// just before the first panel that sees them, and stay packed for all panels below.
+// A row of scores is complete when its softmax runs, so there is no running maximum and nothing
+// to rescale. 8 x T scores stay in the cache; T x T never exist. K and V are packed 32 keys at a
+// time, just before the first panel that sees them, and stay packed for all panels below.
 
 enum { PACK_KEYS = 32 };
 _Static_assert(PACK_KEYS % PANEL_ROWS == 0 && PACK_KEYS % LANES == 0,
@@ -213,22 +210,21 @@ void backend_attention_forward(Tensor out, Tensor lse, Tensor qkv, Heads heads) 
 // transposed, keys by queries, so that P^T and dS^T come out as the left operands that dV and dK
 // need.
 //
-//                  queries ->                    one panel, 8 keys x the queries of a block:
-//                +---------+---------+---            scores^T = K Q^T                  dP^T = V
-//                dO^T
-//         keys   |..xxxxxxx|         |               P^T  = exp(scores^T * scale - lse)
-//          |     |  ..xxxxx|         |               dS^T = P^T * (dP^T - delta),      delta =
-//          rowsum(dO * out) v     |    ..xxx|         |               dV  += P^T dO dK += dS^T Q
-//                |      ..x|         |           one block, BLOCK_KEYS x BLOCK_QUERIES:
-//                +---------+---------+---            dQ^T += K^T dS^T
+//                  queries ->              one panel, 8 keys x the queries of a block:
+//                +---------+---------+---    scores^T = K Q^T              dP^T = V dO^T
+//         keys   |..xxxxxxx|         |       P^T  = exp(scores^T * scale - lse)
+//          |     |  ..xxxxx|         |       dS^T = P^T * (dP^T - delta),  delta = rowsum(dO * out)
+//          v     |    ..xxx|         |       dV  += P^T dO                 dK += dS^T Q
+//                |      ..x|         |     one block, BLOCK_KEYS x BLOCK_QUERIES:
+//                +---------+---------+---    dQ^T += K^T dS^T
 //                |         |..xxxxxxx|
 //
 // A panel begins with the group of queries that holds its diagonal: that group (.) is computed in
 // full and masked. Queries further left are skipped. dV and dK of a block of keys are complete
-// before the next block of keys begins; dQ^T accumulates over all blocks, in the order of the keys.
-// dQ and dK are multiplied by scale at the end. Where several query heads read a key head, they
-// follow each other, and dV and dK of all keys stay in fp32 until the last of them has added to
-// them.
+// before the next block of keys begins; dQ^T accumulates over all blocks, in the order of the
+// keys. dQ and dK are multiplied by scale at the end.
+// Where several query heads read a key head, they follow each other, and dV and dK of all keys
+// stay in fp32 until the last of them has added to them.
 
 // Larger blocks of keys add to dQ^T less often, larger blocks of queries to dK and dV. With 256
 // queries two panels in fp32 (17 KB) and a block of dS^T in bf16 (32 KB) still fit in the near

@@ -57,14 +57,13 @@ void backend_sequence_losses(Tensor sums, Tensor losses, bool add) {
 
 // -------------------------------------------------------------------------------------------- GELU
 
-// GELU in its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh
-// and nothing cancels for negative x:
-//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x +
-//   0.044715 x^3) gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2
-//   sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-// Both passes are memory-bound where vectors have 16 lanes: they move 2 and 3 elements each, which
-// hides the arithmetic. Narrower vectors compute for longer, so there the exponential takes fewer
-// multiplications.
+// GELU in its tanh form. 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces
+// tanh and nothing cancels for negative x:
+//   gelu(x)  = x s,      s = 1 / (1 + exp(-2u)),       2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
+//   gelu'(x) = s + x s (1 - s) (2u)',                (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+// Both passes are memory-bound where vectors have 16 lanes: they move 2 and 3 elements each,
+// which hides the arithmetic. Narrower vectors compute for longer, so there the exponential takes
+// fewer multiplications.
 
 #define TWO_SQRT_2_OVER_PI 1.5957691216f
 #define CUBIC              0.044715f

@@ -118,16 +118,16 @@ static int64_t piece_size(int64_t n, int64_t most) {
 }
 
 // How large calls are split. oneDNN walks a large output in an order that leaves the caches when
-// memory is slow or other data compete for them. Measured with 2 threads, bf16, C = 768, GFLOP/s in
-// one call and in pieces:
-//   weight gradients, pieces of 768 rows or, where they are wider than high, 1536 columns: 752..897
-//   -> 896..939 the other products from 512 rows on, pieces of 1536 columns: 806..828 -> 897..901
-//   in the slow state of the memory, 940 -> 910 in the fast one; with 256 rows 820 -> 740, so not
-//   there.
+// memory is slow or other data compete for them. Measured with 2 threads, bf16, C = 768, GFLOP/s
+// in one call and in pieces:
+//   weight gradients, pieces of 768 rows or, where they are wider than high, 1536 columns:
+//     752..897 -> 896..939
+//   the other products from 512 rows on, pieces of 1536 columns: 806..828 -> 897..901 in the slow
+//     state of the memory, 940 -> 910 in the fast one; with 256 rows 820 -> 740, so not there.
 // A piece that is narrower than its array costs oneDNN rows x columns fp32 sums of scratch per
-// thread. Therefore pieces also have max 1024 rows, and calls are not split with more threads than
-// were measured. With AMX they are whole: a step of 124M took 1.08 s in pieces and 0.85 s in whole
-// calls (T = 256, 2 threads).
+// thread. Therefore pieces also have max 1024 rows, and calls are not split with more threads
+// than were measured. With AMX they are whole: a step of 124M took 1.08 s in pieces and 0.85 s in
+// whole calls (T = 256, 2 threads).
 enum {
     GRADIENT_ROWS = 768,
     PIECE_COLUMNS = 1536,

@@ -2,25 +2,28 @@
 //
 // V is one vector register, a GCC vector, so + - * / are written as operators: 16 lanes with
 // AVX-512, 8 with AVX2, 4 in portable C (SSE2, NEON). Operations without an operator (fma, max,
-// tails, bf16, exp, sums over lanes) are here three times: AVX-512 intrinsics (bf16 conversions and
-// dot products in hardware where __AVX512BF16__ is defined), AVX2 intrinsics, and portable C that
-// the compiler turns into whole instructions. gcc lowers a vector wider than a register through
-// memory: 16 lanes in AVX2 ran attention at a tenth of the speed of 8.
+// tails, bf16, exp, sums over lanes) are here three times: AVX-512 intrinsics (bf16 conversions
+// and dot products in hardware where __AVX512BF16__ is defined), AVX2 intrinsics, and portable C
+// that the compiler turns into whole instructions. gcc lowers a vector wider than a register
+// through memory: 16 lanes in AVX2 ran attention at a tenth of the speed of 8.
 //
 // Bits. A function of single lanes gives the same bits in all three, except vfma and vexp, where
-// portable code without the instruction rounds products twice. Sums over lanes are in the order of
-// vsum, so a sum over many elements depends on the number of lanes; and attention rounds its
+// portable code without the instruction rounds products twice. Sums over lanes are in the order
+// of vsum, so a sum over many elements depends on the number of lanes; and attention rounds its
 // probabilities to bf16 only where pairs of bf16 are multiplied. The number of threads never
 // matters. bf16 has no denormals here, and the ops run with FTZ and DAZ set.
 //
 // A kernel is written once for all element types, any length and any number of lanes: WITH_DTYPE
 // compiles its body for each type as a constant, and EACH_LANES passes full vectors with the
-// constant LANES for k and then the remainder, so that the inner loop tests neither. A longer body
-// is an ALWAYS_INLINE function whose last argument is the type:
+// constant LANES for k and then the remainder, so that the inner loop tests neither. A longer
+// body is an ALWAYS_INLINE function whose last argument is the type:
 //
 //   // A parallel region gets structs by address and would load in.data at each use, so pointers
-//   come first. const void *from = in.data; void *to = out.data; #pragma omp parallel for for
-//   (int64_t r = 0; r < rows; r++)
+//   // come first.
+//   const void *from = in.data;
+//   void *to = out.data;
+//   #pragma omp parallel for
+//   for (int64_t r = 0; r < rows; r++)
 //       // Inside the loop: a region is compiled apart and would not see a constant from outside.
 //       WITH_DTYPE(E, out.dtype, {
 //           EACH_LANES(i, k, C, {
@@ -455,8 +458,8 @@ static ALWAYS_INLINE void vstore_first_u8(int n, uint8_t *p, VI x) {
 
 // e^x, relative error <= 1e-7 (test_simd measures 8.3e-8). 0 below -103.98 with AVX-512 (where
 // denormals are flushed, below -87.34), otherwise below -87.0; inf above 88.7229, NaN for NaN.
-//   x = k ln 2 + r with |r| <= ln(2)/2;  e^x = 2^k (1 + r + r^2 q(r)), q of degree 4 fitted to the
-//   relative error.
+//   x = k ln 2 + r with |r| <= ln(2)/2;  e^x = 2^k (1 + r + r^2 q(r)),
+//   q of degree 4 fitted to the relative error.
 static ALWAYS_INLINE V vexp(V x) {
     x = vmin(vsplat(89.0f),
              vmax(vsplat(-104.0f), x)); // in this order of arguments NaN passes through

@@ -1,13 +1,12 @@
 // Products of matrices small enough for the caches, on packed operands: the inner loop of
 // attention.
 //
-//      result (rows x columns)  =  or +=  left (rows x depth) @ right (depth x columns),      sums
-//      in fp32
+//      result (rows x columns) = or += left (rows x depth) @ right (depth x columns), sums in fp32
 //
 // Packed operands are made of 32-bit words: one fp32, or two bf16 adjacent along the depth, which
 // one lane of a bf16 dot product takes. So one loop serves both types; bf16 is half as deep.
-// Without the instruction bf16 is packed as fp32. Columns come in groups of LANES, one vector wide,
-// and a group is contiguous, so that the loop reads the right operand as a stream:
+// Without the instruction bf16 is packed as fp32. Columns come in groups of LANES, one vector
+// wide, and a group is contiguous, so that the loop reads the right operand as a stream:
 //
 //      left:    words  [row][depth]                           a word is broadcast to all lanes
 //      right:   words  [group of columns][depth][LANES]       LANES words are one vector

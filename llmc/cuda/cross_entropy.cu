@@ -11,13 +11,12 @@
 // ----------------------------------------------------------------------------------------- one row
 // A row of GPT-2's vocabulary in 16 bits is 100,608 bytes. It stays on the chip between the
 // maximum, the sum of exponentials and the gradient, in one of three ways:
-//   registers   13 packs of 16 bytes for each of 512 threads: one block a multiprocessor, on every
-//   GPU. Short rows, of
-//               1 or 4 packs a thread: several blocks
+//   registers   13 packs of 16 bytes for each of 512 threads: one block a multiprocessor, on
+//               every GPU. Short rows, of 1 or 4 packs a thread: several blocks
 //   shared      where two such rows fit into a multiprocessor (sm_90, sm_100): one block loads
-//   while the other computes looping     any other row (GPT-2's in fp32, longer ones, or no
-//   multiple of 16 bytes): maximum and sum in one pass
-//               with rescaling, and a second read, mostly from the L2 cache
+//               while the other computes
+//   looping     any other row (GPT-2's in fp32, longer ones, or no multiple of 16 bytes): maximum
+//               and sum in one pass with rescaling, and a second read, mostly from the L2 cache
 
 enum { ROW_THREADS = 512 }; // at most; 128 registers each fill a multiprocessor
 

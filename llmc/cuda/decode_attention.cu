@@ -1,21 +1,18 @@
-// The cache of keys and values, and attention of one new token to it. Any floating dtype, any head
-// size.
+// The cache of keys and values, and attention of one new token to it. Any floating dtype, any
+// head size.
 //
 // A decoded token reads the whole cache once and does next to nothing with it. One sequence of 12
-// heads would keep 12 blocks of a GPU busy, so each head's keys are cut into chunks of 64, a block
-// each, which writes the maximum, sum and weighted values of its chunk:
+// heads would keep 12 blocks of a GPU busy, so each head's keys are cut into chunks of 64, a
+// block each, which writes the maximum, sum and weighted values of its chunk:
 //
-//        keys of a head   | chunk 0 | chunk 1 | chunk 2 |..           length is known to the device
-//        alone:
-//                              |         |         |                  the grid has the chunks of
-//                              maxT, and what
-//        max, sum, sum of p v [.]       [.]       [.]                 begins beyond the length ends
-//        at once
-//                               \        |        /
-//                         the block that finishes last adds them, in the order of the chunks
+//   keys of a head   | chunk 0 | chunk 1 | chunk 2 |..    length is known to the device alone:
+//                         |         |         |           the grid has the chunks of maxT, and what
+//   max, sum, sum of p v [.]       [.]       [.]          begins beyond the length ends at once
+//                          \        |        /
+//                    the block that finishes last adds them, in the order of the chunks
 //
-// The bits do not depend on which block that is, only on the head's keys. Its ticket is one integer
-// a head, back at 0 when the head is done.
+// The bits do not depend on which block that is, only on the head's keys. Its ticket is one
+// integer a head, back at 0 when the head is done.
 #include "llmc/cuda/intrinsics.cuh"
 
 #include <math.h>

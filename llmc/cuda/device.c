@@ -373,30 +373,29 @@ double device_event_seconds(DeviceEvent *start, DeviceEvent *stop) {
 }
 
 // ------------------------------------------------------------------------------------------ graphs
-// A micro-step of 12 layers is some 250 launches; one by one they cost the host 2 to 5 us
-// each, as long as the kernels of a small batch run. Recorded once, they cost one launch. A graph
-// goes through three states, each pass through `if (!replay) { begin; ops; end; }` moving it on by
+// A micro-step of 12 layers is some 250 launches; one by one they cost the host 2 to 5 us each,
+// as long as the kernels of a small batch run. Recorded once, they cost one launch. A graph goes
+// through three states, each pass through `if (!replay) { begin; ops; end; }` moving it on by
 // one:
 //
 //   UNSEEN   The ops run as they are called. All work at the first use of a shape happens here,
-//   because a capture
-//            allows none of it: matmul plans are made and candidates timed, attention is chosen,
-//            cuDNN builds its plans, the driver loads the machine code of each kernel.
+//            because a capture allows none of it: matmul plans are made and candidates timed,
+//            attention is chosen, cuDNN builds its plans, the driver loads the machine code of
+//            each kernel.
 //   WARM     The ops are captured instead of run: the same calls now only leave nodes in a graph,
-//   which is made
-//            executable, sent to the device and launched once. Pointers, sizes and numbers are
-//            frozen in it.
+//            which is made executable, sent to the device and launched once. Pointers, sizes and
+//            numbers are frozen in it.
 //   RECORDED Replayed: one launch.
 //
 // Replay that returns false promises the caller's next pass is the same work as the one before.
-// begin without it means other work (another batch size): whatever was recorded is dropped, and the
-// graph is UNSEEN again.
+// begin without it means other work (another batch size): whatever was recorded is dropped, and
+// the graph is UNSEEN again.
 //
 // With PRETRAIN_GRAPHS=0, and where the driver refuses captures (driver_probe.cu), a graph stays
 // UNSEEN.
 //
-// The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this thread
-// alone, and the data reader's thread is unaffected.
+// The capture is ThreadLocal: it forbids unsafe calls (allocation, synchronisation) to this
+// thread alone, and the data reader's thread is unaffected.
 
 typedef enum { GRAPH_UNSEEN, GRAPH_WARM, GRAPH_RECORDED } GraphState;
 

@@ -2,16 +2,15 @@
 // during a call.
 //
 // Dao, "FlashAttention-2", 2023, computes everything in one pass and adds dQ with atomics, whose
-// order changes from run to run. Here two kernels each own their outputs, so every sum has a fixed
-// order:
+// order changes from run to run. Here two kernels each own their outputs, so every sum has a
+// fixed order:
 //
 //   queries   a block has queries and walks over the keys up to the diagonal; first of all it forms
 //             D = rowsum(dout * out), which it leaves in scratch memory for the other kernel
 //                 S = Q K^T    P = exp(S - lse)    dP = dout V^T    dS = P * (dP - D)    dQ += dS K
 //   keys      a block has keys and walks over the queries from the diagonal on, of one head after
-//   the other that reads
-//             these keys; everything is transposed, so that P and dS come out of the tensor cores
-//             in the form in which they go in again
+//             the other that reads these keys; everything is transposed, so that P and dS come
+//             out of the tensor cores in the form in which they go in again
 //                 S^T = K Q^T    dP^T = V dout^T    dV += P^T dout    dK += dS^T Q
 //
 // Seven products instead of five, and two exponentials instead of one; but no fp32 dQ that every

@@ -6,12 +6,11 @@
 // its diagonal, KEYS at a time, and keeps for every query the running maximum and sum of its
 // exponentials:
 //
-//            K0     K1     K2     K3            S = Q K^T / sqrt(HS), masked on the diagonal;  m' =
-//            max(m, rowmax S)
-//        +------+------+                        P = exp(S - m');  r = exp(m - m')
-//     Q0 | S    | \ .. |                        sum = r sum + rowsum P;  O = r O + P V
-//        +------+------+------+------+
-//     Q1 | S    | S    | S    | \ .. |          out = O / sum;  lse = m + log sum
+//            K0     K1     K2     K3           S = Q K^T / sqrt(HS), masked on the diagonal;
+//        +------+------+                       m' = max(m, rowmax S)
+//     Q0 | S    | \ .. |                       P = exp(S - m');  r = exp(m - m')
+//        +------+------+------+------+         sum = r sum + rowsum P;  O = r O + P V
+//     Q1 | S    | S    | S    | \ .. |         out = O / sum;  lse = m + log sum
 //        +------+------+------+------+
 #include "llmc/cuda/flash_tile.cuh"
 

@@ -84,13 +84,14 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
 // transpose in `transposed`; in q they are two sectors. A store has four words, 16 codes.
 enum { ROWS = 128, COLS = 64, THREADS = 128, CODES = 16, ROW_WORDS = COLS / 4 };
 
-// The place in shared memory of the word with the codes 4 word .. 4 word + 3 of a row of the tile.
-// The pieces of 16 bytes are permuted by bits 5 and 6 of the row. A row is half of the 32 banks, an
-// even one the lower, an odd one the upper half, and none of the accesses meets a conflict:
+// The place in shared memory of the word with the codes 4 word .. 4 word + 3 of a row of the
+// tile. The pieces of 16 bytes are permuted by bits 5 and 6 of the row. A row is half of the 32
+// banks, an even one the lower, an odd one the upper half, and none of the accesses meets a
+// conflict:
 //   what a thread has quantised, 4 or 8 bytes: 16 threads write two rows, or 32 do
 //   16 bytes of a row (store_code_rows): 8 threads read two rows
 //   words of columns (transpose_piece): lane = 8 (word % 4) + group. The four even groups read an
-//   even row, each in another piece, thanks to the permutation; the four odd ones an odd row
+//     even row, each in another piece, thanks to the permutation; the four odd ones an odd row
 static __device__ __forceinline__ int tile_word(int row, int word) {
     return row * ROW_WORDS + (word ^ row / 32 * 4);
 }

@@ -4,11 +4,12 @@
 //
 // Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16"): lane = 4 g + t; a register holds two
 // 16-bit elements, the lower half the lower column.
-//   A (16 x 16)  a[0] (g, 2t)  a[1] (g+8, 2t)  a[2] (g, 2t+8)  a[3] (g+8, 2t+8)     and the column
-//   to the right of each B (16 x 8)   b0 (k = 2t, n = g)  b1 (k = 2t+8, n = g) and the k below each
+//   A (16 x 16)  a[0] (g, 2t)  a[1] (g+8, 2t)  a[2] (g, 2t+8)  a[3] (g+8, 2t+8)
+//                and the column to the right of each
+//   B (16 x 8)   b0 (k = 2t, n = g)  b1 (k = 2t+8, n = g)     and the k below each
 //   C (16 x 8)   c[0] (g, 2t)  c[1] (g, 2t+1)  c[2] (g+8, 2t)  c[3] (g+8, 2t+1)     fp32
-// So the C of two neighbouring tiles, rounded to 16 bits, is the A of the next product: attention's
-// P never leaves registers.
+// So the C of two neighbouring tiles, rounded to 16 bits, is the A of the next product:
+// attention's P never leaves registers.
 #pragma once
 #include "llmc/cuda/kernel.cuh"
 
@@ -102,11 +103,11 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&out)[4], con
 // ----------------------------------------------------------------------------- asynchronous copies
 
 // Copies from global to shared memory that are in flight while the thread computes. sm_80+.
-//   - copy_async: 16 bytes, both addresses 16-byte aligned, past L1; if not valid, writes zeros and
-//   does not read.
+//   - copy_async: 16 bytes, both addresses 16-byte aligned, past L1; if not valid, writes zeros
+//     and does not read.
 //   - copy_async_commit: the copies since the last commit become a group.
 //   - copy_async_wait<N>: until all groups but the last N have landed for this thread; others see
-//   them after a barrier.
+//     them after a barrier.
 #if HAS_AMPERE
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),

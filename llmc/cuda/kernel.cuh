@@ -4,15 +4,14 @@
 //
 // Rules for kernels:
 //   - LAUNCH(kernel, grid, block, shared_bytes, stream)(arguments...); a kernel name with commas
-//   goes in parentheses.
+//     goes in parentheses.
 //   - Explicit masks; all lanes of a mask reach the same operation. Every thread reaches every
-//   __syncthreads; a whole
-//     warp may return early only where no block barrier follows.
+//     __syncthreads; a whole warp may return early only where no block barrier follows.
 //   - The first statement of a kernel is wait_for_the_grid_before() of intrinsics.cuh.
 //   - PTX only through intrinsics.cuh. No float atomics, no spinning on other blocks, no launches
-//   inside kernels.
+//     inside kernels.
 //   - 64-bit indices where a product of sizes can pass 2^31. 16-byte accesses where rows allow
-//   them.
+//     them.
 #pragma once
 #include "llmc/base/arithmetic.h"
 #include "llmc/base/random.h"
@@ -330,9 +329,8 @@ static __device__ __forceinline__ float logistic(float x, float *product) {
 // GELU in its tanh form.
 // 0.5 (1 + tanh(u)) is the logistic function of 2u, so one exp replaces tanh and nothing cancels
 // for negative x:
-//   gelu(x)  = x s,                          s  = 1 / (1 + exp(-2u)),   2u  = 2 sqrt(2/pi) (x +
-//   0.044715 x^3) gelu'(x) = s + x s (1 - s) (2u)',                                  (2u)' = 2
-//   sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+//   gelu(x)  = x s,      s = 1 / (1 + exp(-2u)),       2u  = 2 sqrt(2/pi) (x + 0.044715 x^3)
+//   gelu'(x) = s + x s (1 - s) (2u)',                (2u)' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 // __expf and __fdividef are a few instructions around one of the special function unit each;
 // together they err by a few ulp where s is not small, by 5e-6 of s where s is 1e-30. Two special
 // functions an element take 0.6 of the time that its bytes take on an H200, the hardest case;

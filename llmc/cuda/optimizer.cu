@@ -1,20 +1,21 @@
 // The update of the parameters: optimizer_update and momentum_update. AdamW as it runs by default
 // comes first, a short kernel of its own. Then the kernel for every other rule and format: AdamW
-// with other weights, gradients or moments, Lion, SGD, a given direction, Muon's momentum; the same
-// for moments in 8 bits; and the host side. Adafactor is in optimizer_adafactor.cu; the gradient
-// norm and the decision, which come before, are in optimizer_norm.cu.
+// with other weights, gradients or moments, Lion, SGD, a given direction, Muon's momentum; the
+// same for moments in 8 bits; and the host side. Adafactor is in optimizer_adafactor.cu; the
+// gradient norm and the decision, which come before, are in optimizer_norm.cu.
 //
-// One launch for each rule and format of states among the tensors. Each byte is moved once. Bytes a
-// parameter, with bf16 weights, fp32 master and gradient (2 less where the gradient is bf16):
+// One launch for each rule and format of states among the tensors. Each byte is moved once. Bytes
+// a parameter, with bf16 weights, fp32 master and gradient (2 less where the gradient is bf16):
 //   AdamW, fp32 states      30    gradient 4; m, v and master read and written 24; weight written 2
-//     without master        24    the weight is read and written, 4, instead of master and weight,
-//     10
+//     without master        24    the weight is read and written, 4, instead of master and
+//                                 weight, 10
 //   AdamW, bf16 states      16    without master; gradient 4, m and v 8, weight 4
 //     with compensation    20
 //   Lion, SGD               22
 //   direction               14    gradient 4, master 8, weight 2; momentum_update before it 16
 //   AdamW, 8-bit states     18    gradient 4; codes of m and v read and written 4, scales 1/16;
-//   master 8, weight 2 Lion, SGD, 8-bit states 16
+//                                 master 8, weight 2
+//   Lion, SGD, 8-bit states 16
 #include "llmc/base/random.h"
 #include "llmc/cuda/optimizer.cuh"
 #include "llmc/number.h"
@@ -38,13 +39,14 @@ static __device__ __forceinline__ void adamw(float &w, float &m, float &v, float
              w); // w - lr * (direction + weight_decay * w)
 }
 
-// Gradient and moments in fp32, and w in fp32: the master, whose value rounded to E is the weight;
-// for E = float the weight itself. Nothing is written when the step is skipped.
+// Gradient and moments in fp32, and w in fp32: the master, whose value rounded to E is the
+// weight; for E = float the weight itself. Nothing is written when the step is skipped.
 //   layout  every array of a tensor is flat, (numel); a part is UPDATE_PART of them, fewer at the
-//   end of the tensor block   a part; n entries share the grid, first[i] is the first part of entry
-//   i (TableRun) thread  every 256th group of 4 neighbours, 16 bytes of each fp32 array, by
-//   streaming accesses (the third argument) bytes   30 a parameter: gradient 4; m, v and w read and
-//   written 24; weight written 2. fp32: 28
+//           end of the tensor
+//   block   a part; n entries share the grid, first[i] is the first part of entry i (TableRun)
+//   thread  every 256th group of 4 neighbours, 16 bytes of each fp32 array, by streaming accesses
+//           (the third argument)
+//   bytes   30 a parameter: gradient 4; m, v and w read and written 24; weight written 2. fp32: 28
 template <class E>
 static __global__ void __launch_bounds__(BLOCK_THREADS, 4)
     adamw_kernel(const UpdateEntry *entries, const int32_t *first, int n, UpdateStep s,

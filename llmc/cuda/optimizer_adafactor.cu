@@ -1,14 +1,13 @@
-// Adafactor: second moments of a matrix as the product of a row and a column; adafactor_statistics
-// and the update. Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
-// 2018.
+// Adafactor: second moments of a matrix as the product of a row and a column;
+// adafactor_statistics and the update.
+// Shazeer, Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018.
 //
 // Every tensor is seen as (rows, cols). A vector is a matrix of one row without row statistics,
 // whose column statistics are v: one source serves both. Statistics are three passes over the
 // gradient, each one launch for all tensors:
 //   rows      a warp sums a row
 //   columns   a block sums the columns of a tile; a tall matrix has several tiles in a column,
-//   whose sums go through
-//             the workspace and are added in order
+//             whose sums go through the workspace and are added in order
 //   rms       a block sums u^2 over a tile, or several
 // then the update, over the same tiles. Bytes a parameter with bf16 weights, fp32 master and
 // gradient: statistics 12, update 14 (gradient 4, master 8, weight 2). The state is next to

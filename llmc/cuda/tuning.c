@@ -2,26 +2,22 @@
 //
 // Every choice, of matmuls (gemm.c) and of attention (attention.c), guarantees:
 //   Bits      Only ways whose documented attributes make bits repeat take part: of cuBLASLt k in
-//   one piece, or split
-//             into fp32 parts that are added in a fixed order. cuDNN's winner must write the same
-//             bits twice.
+//             one piece, or split into fp32 parts that are added in a fixed order. cuDNN's winner
+//             must write the same bits twice.
 //   Results   The first result of the winner is compared with our own: a slice of a product with
-//   fp32 sums, attention
-//             with our kernels. If it differs, the next one is taken, and stderr names both.
+//             fp32 sums, attention with our kernels. If it differs, the next one is taken, and
+//             stderr names both.
 //   Memory    Trials write to copies wherever a result would be added to, and leave FREE_BYTES on
-//   the GPU. Fairness  All are timed by events on the GPU, in turn, each on a busy stream and with
-//   cold caches. Each is charged
-//             for the kernels that it leaves to be run.
-//   Time      At most LIMIT_MS for a choice. Only the shapes of a training step are worth it: other
-//   products (prompts,
-//             decoding, short batches, evaluation only) and all of them with PRETRAIN_TUNE=0 take
-//             the library's favourite.
+//             the GPU.
+//   Fairness  All are timed by events on the GPU, in turn, each on a busy stream and with cold
+//             caches. Each is charged for the kernels that it leaves to be run.
+//   Time      At most LIMIT_MS for a choice. Only the shapes of a training step are worth it:
+//             other products (prompts, decoding, short batches, evaluation only) and all of them
+//             with PRETRAIN_TUNE=0 take the library's favourite.
 //   Exchange  Beside an exchange a product has the algorithm that it has without one, on fewer
-//   multiprocessors if its
-//             bits stay: so N GPUs have the bits of one.
+//             multiprocessors if its bits stay: so N GPUs have the bits of one.
 //   Repeats   A choice is made once, at the first use of a shape, never under capture. It is kept
-//   in the file of
-//             choices for the next run, and in the checkpoint for a resume.
+//             in the file of choices for the next run, and in the checkpoint for a resume.
 #include "llmc/cuda/tuning.h"
 
 #include "llmc/base/choices_file.h"

@@ -2,14 +2,14 @@
 // shard. There are two formats, both little-endian, with 1024 bytes of header and then tokens:
 //
 //   version 1 (llm.c's): 256 int32: [0] 20240520, [1] 1, [2] token count; then uint16
-//   version 2 (ours):    256 int32: [0] 20240520, [1] 2, [2] bytes per token (2 or 4), [4..5] int64
-//   token count; then uint16 or uint32
+//   version 2 (ours):    256 int32: [0] 20240520, [1] 2, [2] bytes per token (2 or 4), [4..5]
+//                        int64 token count; then uint16 or uint32
 //
 // In both, [3] is the size of the vocabulary, 0 when not stated (llm.c leaves 0), and [6] its
-// end-of-text token + 1 (0: not stated). Files may exceed 2 GiB. Every file is treated as hostile:
-// magic, version, and counts against the file size are checked. Files are read with pread, never
-// mapped: a file truncated during training gives an error message, not a SIGBUS, and 1 KiB to 4 KiB
-// windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
+// end-of-text token + 1 (0: not stated). Files may exceed 2 GiB. Every file is treated as
+// hostile: magic, version, and counts against the file size are checked. Files are read with
+// pread, never mapped: a file truncated during training gives an error message, not a SIGBUS, and
+// 1 KiB to 4 KiB windows cost 0.6 us each from the page cache (dev/bench/bench_loader.c).
 #pragma once
 #include "llmc/base/error.h"
 

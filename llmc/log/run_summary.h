@@ -31,11 +31,10 @@ void run_summary_validation(RunSummary *s, int64_t step, double loss);
 // May never come.
 void run_summary_energy(RunSummary *s, double joules);
 
-// Lines for the reader; none if no step was made. Energy is the energy of the whole device between
-// the two calls.
-//   summary     5000 steps, 2.621B tokens, 59m50s in steps | median 730.1K tok/s, mfu 58.9% | step
-//   p50 718.0 ms, p99
-//               731.2 ms
+// Lines for the reader; none if no step was made. Energy is the energy of the whole device
+// between the two calls.
+//   summary     5000 steps, 2.621B tokens, 59m50s in steps | median 730.1K tok/s, mfu 58.9%
+//                   | step p50 718.0 ms, p99 731.2 ms
 //               best validation loss 3.2811 at step 4750 | 0.7123 kWh, 0.978 J/1K tokens
 void run_summary_print(const RunSummary *s, RunLog *log);
 // The same as fields of the "end" event, each after a comma (",\"steps\":5000,..."), malloced; ""

@@ -1,16 +1,17 @@
 // The output of a run: lines and a progress bar on the terminal, one JSON object per line in
 // DIR/main.log, and the same numbers for TensorBoard (tensorboard.h) in the same directory. The
 // step line:
-//   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s | mfu 54.1%
-//   hfu 54.1% | eta 12s
+//   step   12/5000 | loss 9.1234 | norm 1.2345 | lr 6.00e-05 | 98.31 ms | 666.6K tok/s
+//       | mfu 54.1% hfu 54.1% | eta 12s
 // On a terminal a one-line progress bar follows below it; in a file plain lines. No colours,
-// anywhere. Errors go to stderr, all else to stdout, flushed after each line, so that `| tee` and a
-// notebook show it at once.
+// anywhere. Errors go to stderr, all else to stdout, flushed after each line, so that `| tee` and
+// a notebook show it at once.
 //
 // main.log: each line is {"event": ..., "time": unix seconds, ...}, written with one write(2), so
 // that a kill leaves at most one unfinished line; inf, nan and unknown values are null.
-// doc/file_formats.md lists the events, their fields, and the tags that TensorBoard shows of them.
-// A log that cannot be written (disk full) is reported once on stderr and never stops the run.
+// doc/file_formats.md lists the events, their fields, and the tags that TensorBoard shows of
+// them. A log that cannot be written (disk full) is reported once on stderr and never stops the
+// run.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/base/format.h"
@@ -70,8 +71,8 @@ typedef struct {
 // The step line, the JSON line, the progress bar.
 void runlog_step(RunLog *log, const StepReport *report);
 // A validation line, with perplexity; bits per byte where they are known.
-//   validation at step 250 | loss 3.4321 | perplexity 30.94 | 0.9812 bits/byte | 65.54K tokens
-//   in 1.2s
+//   validation at step 250 | loss 3.4321 | perplexity 30.94 | 0.9812 bits/byte
+//       | 65.54K tokens in 1.2s
 // With a mixture a line for each source follows; each[] has its scores:
 //   web at step 250 | loss 3.4021 | perplexity 30.03 | 0.9712 bits/byte | share 70%
 void runlog_validation(RunLog *log, int64_t step, const ValidationScore *score,
@@ -93,6 +94,6 @@ bool runlog_stream(void *log, const char *bytes, int64_t n);
 
 // --numerics-every: the rows of model_numerics_read to main.log and TensorBoard, and a line with
 // the worst of them:
-//   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow |
-//   update/weight 2.1e-04 (lnfw) to 1.8e-02 (wpe)
+//   numerics at step 100 | underflow up to 0.31% (fc.gradient) | no overflow
+//       | update/weight 2.1e-04 (lnfw) to 1.8e-02 (wpe)
 void runlog_numerics(RunLog *log, int64_t step, const NumericsRow *rows, int count);

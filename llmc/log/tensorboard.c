@@ -97,10 +97,9 @@ static void frame_event(TensorBoard *tb) {
     put_checked(tb, tb->event.data, tb->event.size);
 }
 
-// message Event { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary =
-// 5;
-//                 SessionLog session_log = 7; }   message SessionLog { SessionStatus status = 1; /*
-//                 START = 1 */ }
+// message Event { double wall_time = 1; int64 step = 2; string file_version = 3;
+//                 Summary summary = 5; SessionLog session_log = 7; }
+// message SessionLog { SessionStatus status = 1; /* START = 1 */ }
 static void begin_event(TensorBoard *tb, int64_t step) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -174,9 +174,8 @@ static void linear_activation_backward(const Block *b, LinearLayer layer, Tensor
 // ----------------------------------------------------------------------------------------- forward
 
 // One transformer block, forward.
-//   residual1 -> ln1 -> qkv -> (q and k normalised, rotated) -> attention -> attproj (+ residual1)
-//   -> residual2 -> ln2
-//   -> fc -> gelu -> fcproj (+ residual2) -> out
+//   residual1 -> ln1 -> qkv -> (q and k normalised, rotated) -> attention
+//     -> attproj (+ residual1) -> residual2 -> ln2 -> fc -> gelu -> fcproj (+ residual2) -> out
 // The last matmul of each branch adds the residual stream that the branch began with. out is
 // residual1 of the next block, or the input of the final layernorm.
 void block_forward(const Block *b, Tensor out) {

@@ -47,15 +47,15 @@ enum { VOCAB_PADDING = 128, GPT2_VOCAB = 50257 };
 // Fills config from a descriptor; false and a message that lists the forms if it is not one.
 //   d6 d12 d24 d36 d48 d60     GPT-2's sizes (124M is d12), and llm.c's d6 and d60: max_T 1024, V 0
 //   gpt3:c768 ...              GPT-3's table by channels (384 768 1024 1536 2048 2560 4096 5120
-//   12288): max_T 2048 L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's;
-//   V 0); NH defaults to C/64,
-//                              or to 1 if C is not a multiple of 64.
+//                              12288): max_T 2048
+//   L=6,C=384,NH=6,V=257,T=256 free shape; each part optional (defaults: d12's; V 0); NH defaults
+//                              to C/64, or to 1 if C is not a multiple of 64.
 //                              A preset may come first: d12,V=50257,T=512
 //   qwen3:d12 ...              a family of blocks before any of these: starcoder2, llama, qwen2,
-//   qwen3, arcee. Parts
-//                              of the block: NKV, HS, base (of RoPE; 0: learned positions),
-//                              qk_norm, tied and embed_norm (0 or 1), bias (0: none, 1: all, 2: of
-//                              q, k and v, 3: of attention, 4: of the MLP)
+//                              qwen3, arcee. Parts of the block: NKV, HS, base (of RoPE; 0:
+//                              learned positions), qk_norm, tied and embed_norm (0 or 1), bias
+//                              (0: none, 1: all, 2: of q, k and v, 3: of attention, 4: of the
+//                              MLP)
 bool model_config_parse(ModelConfig *config, const char *descriptor, Error *err);
 
 // Whether a -e value looks like a descriptor (it has no '/'; the file system is not consulted).

@@ -34,8 +34,10 @@ typedef struct {
 // The argument of -r is one of
 //   0 1 2 3           all blocks: nothing; gelu; gelu+layernorm; block
 //   gelu+qkv ...      all blocks: ops joined by +: gelu, layernorm, fc, qkv, attention, attproj,
-//   block 3/2, qkv+fc/3     every second block (the first, the third, ...), every third; the others
-//   keep everything 3x4,0             the first 4 blocks; the others
+//                     block
+//   3/2, qkv+fc/3     every second block (the first, the third, ...), every third; the others
+//                     keep everything
+//   3x4,0             the first 4 blocks; the others
 // The caller handles auto. False and a message if the text is none of these, or for more blocks
 // than L.
 bool recompute_parse(Recompute *r, const char *text, int64_t L, Error *err);
@@ -65,8 +67,8 @@ double recompute_elements_per_token(const Recompute *r, const ModelConfig *confi
 // Per token of context T, forward + backward:
 //   llm.c's, what mfu prints:    6 N + 6 L C T
 //   exact (causal half):         72 L C^2 + 6 Vp C + 6 L C (T + 1); with d_ff other than 4 C its
-//   first term, of the
-//                                linear layers of the blocks, is 24 L C^2 + 12 L C d_ff
+//                                first term, of the linear layers of the blocks, is
+//                                24 L C^2 + 12 L C d_ff
 double flops_per_token_llmc(const ModelConfig *config, int64_t T);
 double flops_per_token_linear(const ModelConfig *config); // the first term
 double flops_per_token_exact(const ModelConfig *config, int64_t T);
