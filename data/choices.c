@@ -109,7 +109,7 @@ static bool put_number(Choices *c, int64_t value, Error *err) {
 // Puts n and n tokens.
 static bool put_text(Choices *c, const char *text, Error *err) {
     const int64_t n = encoder_encode(c->encoder, text, (int64_t)strlen(text), c->tokens);
-    // one that does not fit into 16 bits is refused below, token by token
+    // A number that does not fit into 16 bits is refused below, token by token.
     bool ok = put_number(c, n, err);
     for (int64_t i = 0; ok && i < n; i++) ok = put_number(c, c->tokens[i], err);
     return ok;
@@ -122,14 +122,15 @@ static bool put_context(Choices *c, const char *text, Error *err) {
     if (begin < 0)
         return error_set(err, "the context is empty, and %s has no token that begins a text",
                          tokenizer_name(c->tokenizer));
-    return put_number(c, 1, err) && put_number(c, begin, err);
+    if (!put_number(c, 1, err)) return false;
+    return put_number(c, begin, err);
 }
 
 // Finds the first of two names that the example has.
 static bool find_either(const cJSON *example, const char *name, const char *other,
                         const cJSON **item, Error *err) {
-    if (!json_find(example, name, item, err) || (!*item && !json_find(example, other, item, err)))
-        return false;
+    if (!json_find(example, name, item, err)) return false;
+    if (!*item && !json_find(example, other, item, err)) return false;
     if (*item) return true;
     char fields[200];
     return error_set(err, "neither \"%s\" nor \"%s\"; %s", name, other,
@@ -186,10 +187,13 @@ static bool add_line(Choices *c, const char *line, size_t length, Error *err) {
         return error_set(err, "it has a NUL character");
     if (c->examples == MAX_EXAMPLES)
         return error_set(err, "more than %d examples; divide the file", MAX_EXAMPLES);
+
     cJSON *example = json_parse(line, length, err);
-    const bool ok = example && make_record(c, example, err);
+    if (!example) return false;
+    const bool ok = make_record(c, example, err);
     cJSON_Delete(example);
     if (!ok) return false;
+
     const int64_t bytes = c->record[1];
     if (bytes > c->longest) c->longest = bytes;
     c->examples++;
@@ -211,7 +215,8 @@ static bool read_input(Choices *c, Error *err) {
         while (length <= MAX_LINE && (ch = getc_unlocked(file)) != EOF && ch != '\n')
             c->line[length++] = (char)ch;
         c->line[length] = '\0';
-        if (strspn(c->line, " \t\r") == length || add_line(c, c->line, length, err)) continue;
+        if (strspn(c->line, " \t\r") == length) continue;
+        if (add_line(c, c->line, length, err)) continue;
         error_prefix(err, "%s: line %" PRId64, path, number);
         ok = c->options->skip_bad;
         if (!ok && number == 1)

@@ -46,7 +46,7 @@ typedef struct {
     int64_t at, count, vocab, eot;
     int64_t files, bad, tokens, documents;
     uint32_t block[BLOCK];
-    // Of the last scan: the tokens that are end-of-text, and the largest one.
+    // The last scan has counted the tokens that are end-of-text, and found the largest one.
     int64_t num_eot;
     uint32_t largest;
 } Look;
@@ -169,9 +169,8 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     int64_t vocab = l->vocab;
     if (vocab == 0) vocab = set->vocab;
     CorpusShard found = {.tokens = s->num_tokens}, stated;
-    if (!scan_shard(l, s, vocab, -1, err) ||
-        !file_checksum(s->path, &found.bytes, &found.xxh3, err))
-        return false;
+    if (!scan_shard(l, s, vocab, -1, err)) return false;
+    if (!file_checksum(s->path, &found.bytes, &found.xxh3, err)) return false;
 
     char *directory = path_parent(s->path), *path = path_join(directory, "manifest.json");
     const char *compared = "no manifest.json next to it";
@@ -180,8 +179,9 @@ static bool verify_file(Look *l, const ShardSet *set, Error *err) {
     bool ok = true;
     if (file_exists(path)) {
         manifest = json_parse_file(path, MAX_MANIFEST_BYTES, err);
-        ok = manifest && (find_entry(manifest, directory, path_name(s->path), &entry, err) ||
-                          error_prefix(err, "%s", path));
+        ok = manifest != NULL;
+        if (ok && !find_entry(manifest, directory, path_name(s->path), &entry, err))
+            ok = error_prefix(err, "%s", path);
         compared = "not in manifest.json";
     }
 
@@ -229,8 +229,9 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     } else if (!tokenizer_find(&t, l->tokenizer, NULL, s->path, set->vocab, V, err)) {
         return false;
     }
-    bool ok =
-        t || error_set(err,
+    bool ok = true;
+    if (!t)
+        ok = error_set(err,
                        "%s: no tokenizer next to the shards; name one with --tokenizer, such as "
                        "data/gpt2-tokenizer (%s gpt2-tokenizer)",
                        s->path, path_of_tool("data/get.py").text);
@@ -238,7 +239,9 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     const int64_t end = l->at + min_i64(l->count, s->num_tokens - l->at);
     for (int64_t at = l->at; ok && at < end; at++) {
         size_t length;
-        if (!(ok = read_block(l, s, at, 1, err))) break;
+        ok = read_block(l, s, at, 1, err);
+        if (!ok) break;
+
         const char *text = tokenizer_decode(t, (int32_t)min_i64(l->block[0], INT32_MAX), &length);
         printf("%10" PRId64 " %6" PRIu32 "  \"", at, l->block[0]);
         for (size_t i = 0; i < length;) { // on one line, whatever bytes it has
@@ -257,7 +260,9 @@ static bool show_file(Look *l, const ShardSet *set, Error *err) {
     }
 
     tokenizer_free(t);
-    return ok && (fflush(stdout) == 0 || error_set(err, "cannot write: %s", strerror(errno)));
+    if (!ok) return false;
+    if (fflush(stdout) != 0) return error_set(err, "cannot write: %s", strerror(errno));
+    return true;
 }
 
 // Every file of a pattern as a set of its own: a problem is printed and counted, and the next file
@@ -271,6 +276,7 @@ static void visit_pattern(Look *l, const char *pattern) {
         ShardSet set;
         const char *path = pattern; // without matches it is opened as a name, for its error
         if (count > 0) path = names[i];
+
         bool ok = shards_open(&set, path, 1, &err);
         if (ok) {
             if (*l->command == 'l')
@@ -281,6 +287,7 @@ static void visit_pattern(Look *l, const char *pattern) {
                 ok = show_file(l, &set, &err);
             shards_close(&set);
         }
+
         l->files++;
         l->bad += !ok;
         if (!ok) {
@@ -303,10 +310,12 @@ int main(int argc, char **argv) {
         fputs(HELP, stdout);
         return EXIT_OK;
     }
+
     if (*l.command == 'l')
         printf("%7s %13s %11s %7s %6s %10s  %s\n", "version", "tokens", "bytes/token", "vocab",
                "eot", "documents", "file");
     for (int i = optind + 1; i < argc; i++) visit_pattern(&l, argv[i]);
+
     if (*l.command == 'l' && l.files - l.bad > 1)
         printf("%7s %13" PRId64 " %11s %7s %6s %10" PRId64 "  %" PRId64 " files\n", "total",
                l.tokens, "", "", "", l.documents, l.files - l.bad);
@@ -317,6 +326,7 @@ int main(int argc, char **argv) {
         else
             puts("intact");
     }
+
     if (l.bad) return EXIT_BAD_INPUT;
     return EXIT_OK;
 }

@@ -183,7 +183,8 @@ CorpusDisplay corpus_display(const char *program) {
                            .is_terminal = terminal_redraws(STDERR_FILENO)};
 }
 
-// On a terminal a bar that is drawn ten times a second, elsewhere a line every ten seconds.
+// A terminal shows a bar that is drawn ten times a second; another output gets a line every ten
+// seconds.
 void corpus_display_progress(void *display, const CorpusProgress *p) {
     CorpusDisplay *d = display;
     double now = now_seconds(), interval = 10;

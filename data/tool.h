@@ -71,7 +71,8 @@ typedef struct {
 
 enum { MAX_TOOL_THREADS = 1024 };
 
-// With the defaults of these options; "data/prepare", "-o DIR": how it is run, for advice.
+// The result has the defaults of these options. `tool` and `tool_options` say how it is run, for
+// advice: "data/prepare", "-o DIR".
 CorpusTool corpus_tool(const char *program, const char *tool, const char *tool_options);
 // After the options: checks those of both programs, and takes the inputs.
 bool corpus_tool_take_inputs(CorpusTool *tool, char **inputs, int count, Error *err);

@@ -214,10 +214,11 @@ int main(int argc, char **argv) {
     const char *run = ok ? words[0] : "";
     char *log = path_join(run, "main.log"), *pattern = NULL;
     cJSON *events = cJSON_CreateArray();
-    ok = ok && read_log(log, events, &err) && find_step(log, events, step, &start, &position, &err);
+    if (ok) ok = read_log(log, events, &err);
+    if (ok) ok = find_step(log, events, step, &start, &position, &err);
     if (ok && argc - optind == 3) pattern = strdup(words[2]);
     if (ok && !pattern) pattern = mixture_map(start.train_data, typed_in_run, start.directory);
-    ok = ok && print_step(&start, words[1], position, pattern, &err);
+    if (ok) ok = print_step(&start, words[1], position, pattern, &err);
 
     cJSON_Delete(events);
     free(log);

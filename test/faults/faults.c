@@ -144,9 +144,10 @@ static void record(int number, int file, int flags, int64_t offset, const char *
 
 static bool is_our_file(long file) { return file >= 0 && file < MAX_FILES && is_ours[file]; }
 
-// What a call did, in the order in which it happened: `tracing` is held.
+// Records what a call did, in the order in which calls happen; `tracing` is held.
 static void record_call(int n, const long *a, long result, int64_t offset) {
     const char *one = (const char *)a[0], *two = (const char *)a[1];
+
     switch (n) {
     case SYS_write:
     case SYS_pwrite64:
@@ -205,6 +206,7 @@ static long do_call(int n, const long *a) {
     const bool of_file = !path || (n == SYS_newfstatat && *path == '\0');
     const bool ours = of_file ? is_our_file(a[0]) : is_below(path);
     const bool opens = class == OPEN;
+
     if ((under_length == 0 || ours) && fails(class, of_file ? "(descriptor)" : path)) {
         if (fail_signal > 0) {
             raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0), fail_signal, 0, 0);
@@ -217,9 +219,11 @@ static long do_call(int n, const long *a) {
                    n != SYS_writev)
             return raw(n, a[0], a[1], a[2] / 2, a[3]);
     }
+
     if (no_exchange && n == SYS_renameat2 && a[4] & RENAME_EXCHANGE) return -EINVAL;
     if (trace < 0 && !(opens && under_length))
         return raw_call(n, a[0], a[1], a[2], a[3], a[4], a[5]);
+
     while (atomic_flag_test_and_set(&tracing)) {}
     int64_t offset = n == SYS_pwrite64 ? a[3] : 0;
     if (n == SYS_write && is_our_file(a[0]))
@@ -227,12 +231,14 @@ static long do_call(int n, const long *a) {
                      ? -1
                      : raw(SYS_lseek, a[0], 0, SEEK_CUR, 0);
     const long result = raw_call(n, a[0], a[1], a[2], a[3], a[4], a[5]);
+
     if (opens && result >= 0 && result < MAX_FILES && (is_ours[result] = is_below(path)) &&
         trace >= 0)
         record(SYS_open, (int)result, (int)(n == SYS_openat ? a[2] : a[1]), 0, path, NULL, 0);
     if (opens && result >= 0 && path && strcmp(path, "/proc/self/fd/1") == 0) output = result;
     if (n == SYS_close && a[0] >= 0 && a[0] < MAX_FILES) is_ours[a[0]] = false;
     if (trace >= 0) record_call(n, a, result, offset);
+
     atomic_flag_clear(&tracing);
     return result;
 }
@@ -253,12 +259,14 @@ static void catch_calls(void) {
     struct sock_filter filter[8 + CALLS];
     int n = 0;
     const uint64_t end = (uint64_t)raw_call_end;
+
     filter[n++] =
         (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
     for (int i = 0; i < CALLS; i++)
         filter[n++] = (struct sock_filter)BPF_JUMP(
             BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)calls[i].number, (uint8_t)(CALLS - i), 0);
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
                                                offsetof(struct seccomp_data, instruction_pointer));
     filter[n++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)end, 0, 3);
@@ -268,6 +276,7 @@ static void catch_calls(void) {
         (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)(end >> 32), 0, 1);
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
     filter[n++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP);
+
     const struct sock_fprog program = {.len = (unsigned short)n, .filter = filter};
     struct sigaction action = {.sa_sigaction = on_call,
                                .sa_flags = SA_SIGINFO | SA_RESTART | SA_NODEFER};
@@ -288,19 +297,23 @@ __attribute__((constructor)) static void start(void) {
     const char *directory = getenv("FAULT_UNDER");
     if (number_of("FAULT_CLOCK") > 0) speed = number_of("FAULT_CLOCK");
     if (directory) under_length = (size_t)snprintf(under, sizeof under, "%s", directory);
+
     const int file = counts ? open(counts, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
     if (file >= 0 && ftruncate(file, sizeof *shared) == 0)
         shared = (void *)syscall(SYS_mmap, NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED,
                                  file, 0);
+
     if (path) {
         const int low = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
         trace = fcntl(low, F_DUPFD_CLOEXEC, 900); // out of the way of the program's own descriptors
         close(low);
     }
+
     if (file >= 0) close(file);
     memset(shared->count, 0,
            sizeof shared->count); // what the loader of programs did is not the program's
     catch_calls();
+
     fail_error = (int)number_of("FAULT_ERROR"), fail_signal = (int)number_of("FAULT_SIGNAL");
     no_exchange = number_of("FAULT_NO_EXCHANGE") != 0;
     fail_at = number_of("FAULT_AT"), fail_on = number_of("FAULT_ON"),

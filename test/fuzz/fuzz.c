@@ -56,7 +56,7 @@ static void clear(FuzzInput *in) {
 
 // ----------------------------------------------------------------------------------------- reading
 
-// What the files of the scratch directory hold, so that only what differs is written.
+// These pieces are what the scratch directory holds, so that only what differs is written.
 static Piece on_disk[MAX_PIECES];
 
 static void write_file(int i, const Piece *p) {
@@ -77,7 +77,7 @@ static void write_file(int i, const Piece *p) {
     d->absent = absent;
 }
 
-// What tools print is shown with FUZZ_ROUND only, and the reason of an abort with it.
+// The output of tools is shown with FUZZ_ROUND only, and so is the reason of an abort.
 static bool read_input(FuzzInput *in) {
     static FILE *nowhere;
     if (!nowhere) nowhere = getenv("FUZZ_ROUND") ? stderr : fopen("/dev/null", "w");
@@ -384,8 +384,8 @@ static void flip_anywhere(const FuzzInput *seed, int k) {
     clear(&in);
 }
 
-// What stands where the file should be, and a word of the message. All kinds:
-// test/unit/test_foreign_file.c.
+// A foreign file stands where the file should be, and the message has a word for it.
+// test/unit/test_foreign_file.c has all kinds.
 static void put_foreign_files(const FuzzInput *seed, int k) {
     static const char *const files[][2] = {
         {"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 485200\n",
@@ -393,6 +393,7 @@ static void put_foreign_files(const FuzzInput *seed, int k) {
         {"<!DOCTYPE html><html><title>Not found</title></html>", "web page"},
         {"PK\3\4                          archive/data.pkl", "PyTorch checkpoint"},
     };
+
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         FuzzInput in;
         copy_input(seed, &in);
@@ -431,10 +432,12 @@ static void certain_edits(const FuzzInput *seed, int number) {
             file = is_it ? edits[i].file : -1;
         }
         if (edits[i].reader || file < 0) continue;
+
         FuzzInput in;
         copy_input(seed, &in);
         Piece *p = &in.pieces[file];
         const char *name = file_name(file);
+
         if (!from) {
             REQUIRE(edits[i].at + edits[i].bytes <= p->n, "edits.def: no byte %zu", edits[i].at);
             memcpy(p->bytes + edits[i].at, &edits[i].value, edits[i].bytes); // little-endian
@@ -452,6 +455,7 @@ static void certain_edits(const FuzzInput *seed, int number) {
             fuzz_replace(p, text, before + strlen(to) + rest);
             free(text);
         }
+
         in.repaired = reader->repair != NULL;
         const bool accepted = read_input(&in),
                    is_named = !reader->names_file || strstr(fuzz_error.text, name);
@@ -475,17 +479,20 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
     const FuzzReader *r = *state;
     const char *only = getenv("FUZZ_READER"), *round = getenv("FUZZ_ROUND");
     FuzzInput seeds[16];
+
     if (only && strcmp(only, r->name) != 0) skip();
     signal(SIGALRM, report), signal(SIGSEGV, report), signal(SIGABRT, report),
         signal(SIGFPE, report);
     alarm(HANG_SECONDS);
     choose(r);
+
     for (int i = 0; i < r->seeds; i++) {
         load_seed(i, &seeds[i]);
         begin_round(-1 - i);
         FuzzInput in;
         copy_input(&seeds[i], &in);
         if (!read_input(&in)) fail_msg("%s: seed %d is refused: %s", r->name, i, fuzz_error.text);
+
         in.repaired = r->repair != NULL;
         if (!read_input(&in))
             fail_msg("%s: seed %d is refused when its checksums are made again", r->name, i);
@@ -495,6 +502,7 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
             certain_edits(&seeds[i], i);
         }
     }
+
     int accepted = 0;
     const int64_t first = round ? atoll(round) : 0, last = round ? first + 1 : ROUNDS;
     for (int64_t i = first; i < last; i++) {
@@ -504,6 +512,7 @@ static void seeds_are_read_and_damage_is_survived(void **state) {
         accepted += read_input(&in);
         clear(&in);
     }
+
     alarm(0);
     print_message("%s: %d of %lld damaged inputs accepted\n", r->name, accepted,
                   (long long)(last - first));

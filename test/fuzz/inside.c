@@ -21,12 +21,13 @@ void fuzz_choice_lines_seed(int i) {
     write_text(fuzz_path("choices.jsonl"), lines[i]);
 }
 
-// What it writes, the reader of the trainer takes.
+// The reader of the trainer takes what the tool writes.
 bool fuzz_choice_lines_read(const FuzzInput *in) {
     char input[PATH_MAX], output[PATH_MAX];
     snprintf(input, sizeof input, "%s", fuzz_path("choices.jsonl"));
     snprintf(output, sizeof output, "%s", fuzz_path("made.bin"));
     const ChoiceOptions options = {input, output, "bytes", in->variant % 2 == 1, false};
+
     static Choices c; // its megabytes and the encoder serve all inputs
     if (!c.encoder) {
         c.tokenizer = tokenizer_named("bytes", &fuzz_error);
@@ -36,9 +37,11 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
         c.tokens = malloc((MAX_LINE + 2) * sizeof *c.tokens);
         REQUIRE(c.encoder && c.line && c.text && c.tokens, "%s", fuzz_error.text);
     }
+
     c.options = &options, c.examples = c.bad = c.longest = 0;
     c.stream = text_open(&c.data, &c.bytes);
     const bool ok = read_input(&c, &fuzz_error) && write_output(&c, &fuzz_error);
+
     ChoiceSets sets;
     if (ok) {
         REQUIRE(choices_open(&sets, output, 257, &fuzz_error), "written, but refused: %s",
@@ -47,6 +50,7 @@ bool fuzz_choice_lines_read(const FuzzInput *in) {
                 (long long)c.examples);
         choices_close(&sets);
     }
+
     fclose(c.stream);
     free(c.data);
     return ok;
@@ -111,9 +115,11 @@ bool fuzz_shard_tool_read(const FuzzInput *in) {
     static Look l;
     l.command = commands[in->variant % 3], l.tokenizer = "", l.count = 32, l.eot = -1;
     l.at = l.vocab = l.files = l.bad = l.tokens = l.documents = 0; // not the block, which is large
+
     visit_pattern(&l, fuzz_path("d/*.bin"));
     const bool ok = l.bad == 0;
     const Piece *m = &in->pieces[1];
+
     // verify: an entry for the shard means that it has this checksum.
     if (ok && *l.command == 'v' && !m->absent && !in->pieces[0].absent) {
         cJSON *root = json_parse((const char *)m->bytes, m->n, &fuzz_error);
@@ -130,6 +136,7 @@ bool fuzz_shard_tool_read(const FuzzInput *in) {
         free(directory);
         cJSON_Delete(root);
     }
+
     return ok;
 }
 
@@ -144,6 +151,7 @@ int whereis_main(int argc, char **argv);
 
 void fuzz_whereis_seed(int i) {
     char text[2000], *at = text;
+
     for (int k = 0; k <= i; k++)
         at += sprintf(
             at,
@@ -155,6 +163,7 @@ void fuzz_whereis_seed(int i) {
             "{\"event\":\"step\",\"step\":1}\n",
             0, k == 1 ? ",\"start\":0,\"sources\":[{\"weight\":1,\"drawn\":7}]" : "", 5 * k, 16);
     write_text(fuzz_path("w/main.log"), text);
+
     uint16_t tokens[93] = {0};
     ShardWriter *w = shard_writer_open(fuzz_path("w/a.bin"), 2, 257, 256, &fuzz_error);
     REQUIRE(w && shard_writer_append(w, tokens, 93, &fuzz_error) &&
@@ -232,6 +241,7 @@ static void tcp_end(void) {
 bool fuzz_tcp_server_read(const FuzzInput *in) {
     int peers[3] = {-1, -1, -1}, admitted = 0, arrived = 0;
     Error refusal = {""};
+
     tcp_begin(0);
     for (int i = 0; i < 3; i++) {
         if (in->pieces[i].absent) continue;
@@ -243,10 +253,12 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
         else
             close(fd);
     }
+
     for (int i = 0; i < PURPOSES * SIZE; i++) arrived += tcp.sockets[i] >= 0;
     REQUIRE(arrived == admitted && tcp.sockets[0] < 0, "%d have come, %d were admitted", arrived,
             admitted);
     REQUIRE(fuzz_is_line(&refusal), "the message of a refusal");
+
     char all[SIZE * BYTES] = "mine";
     bool ok = false;
     if (tcp.sockets[1] >= 0 && tcp.sockets[2] >= 0) {
@@ -255,6 +267,7 @@ bool fuzz_tcp_server_read(const FuzzInput *in) {
         REQUIRE(ok || !tcp_exchange(EXCHANGE_GATHER, all, all, BYTES, &fuzz_error),
                 "a channel that has failed works again");
     }
+
     for (int i = 0; i < 3; i++)
         if (peers[i] >= 0) close(peers[i]);
     tcp_end();
@@ -280,16 +293,20 @@ void fuzz_tcp_client_seed(int i) {
 bool fuzz_tcp_client_read(const FuzzInput *in) {
     static const Frame ACCEPTED = {FRAME_MAGIC, FRAME_ACCEPTED, 0, 0};
     int peer;
+
     tcp_begin(1);
+
     const int fd = socket_of(&in->pieces[0], &peer);
     const Moved moved = tcp_hear(fd, &ACCEPTED, NULL, 0, tcp.deadline, &fuzz_error);
     const bool refused = moved == REFUSED;
     bool ok = moved == MOVED;
     tcp.sockets[0] = fd;
+
     if (ok) {
         char data[BYTES] = "mine", all[SIZE * BYTES];
         ok = tcp_exchange(EXCHANGE_GATHER, data, all, BYTES, &fuzz_error);
     }
+
     REQUIRE(ok || fuzz_is_line(&fuzz_error), "the message of a failure");
     close(peer);
     tcp_end();
@@ -315,9 +332,11 @@ bool fuzz_watch_read(const FuzzInput *in) {
     static const char hosts[3][64] = {"a", "b", "c"};
     struct pollfd polls[3] = {{.fd = -1}, {.fd = -1}, {.fd = -1}};
     int others[3];
+
     memset(&watch, 0, sizeof watch);
     watch.options = (WatchOptions){.rank = 0, .size = 3, .hosts = hosts, .seconds = 10};
     watch.polls = polls;
+
     for (int r = 1; r < 3; r++) {
         const Piece *p = &in->pieces[r - 1];
         int pair[2];
@@ -328,13 +347,16 @@ bool fuzz_watch_read(const FuzzInput *in) {
         if (in->variant % 2) shutdown(pair[1], SHUT_WR);
         polls[r].fd = pair[0], others[r] = pair[1];
     }
+
     for (int r = 1; r < 3 && !watch.has_failed; r++) watch_hear(r);
     REQUIRE(!watch_has_failed(&fuzz_error) || fuzz_error.text[0], "a failure without a word");
     REQUIRE(fuzz_is_line(&fuzz_error), "a message that is not one line of UTF-8");
+
     for (int r = 1; r < 3; r++) {
         watch_close(r);
         close(others[r]);
     }
+
     return true;
 }
 

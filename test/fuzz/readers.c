@@ -64,19 +64,22 @@ static TrainerState state_of(int i) {
     s.options_json = (char *)"{\"batch-size\":4,\"output\":\"out\"}";
     s.tuning = (char *)"x86-64 avx2, oneDNN 2.7";
     if (i == 0) return s;
+
     s.train = (DataFacts){1 << 20, 0x123456789abcdef0, 5}, s.val = (DataFacts){4096, 1, 0};
     static SourceState sources[] = {{(char *)"web/*.bin", 7, 0, {1000, 1, 4}},
                                     {(char *)"code", 3, 2, {24, 2, 5}},
                                     {(char *)"old", 0, 1, {9, 3, 0}}};
+
     s.sources = sources, s.source_count = 3, s.mixture_start = 1;
     s.best_val_loss = (double)INFINITY, s.control.loss = (float)NAN,
     s.control.norm = (float)INFINITY;
     for (int k = 0; k < 200; k++) outlier_window_push(&s.control.loss_window, (float)k);
+
     s.tokenizer = fuzz_toy;
     return s;
 }
 
-// With the state of each optimizer: floats, codes of 8 bits, pairs, factors.
+// The models have the state of each optimizer: floats, codes of 8 bits, pairs, factors.
 static Model *model_of(OptimizerKind optimizer) {
     static Model *models[OPTIMIZER_COUNT];
     if (optimizer == OPTIMIZER_ADAMW) return model;
@@ -116,10 +119,12 @@ static void seal(char *text, size_t room) {
 static void checkpoint_repair(FuzzInput *in) {
     Piece *state = &in->pieces[STATE];
     if (state->absent || memchr(state->bytes, '\0', state->n)) return;
+
     const size_t room = state->n + 1024;
     char *text = calloc(1, room + 1);
     REQUIRE_MEMORY(text, "trainer.json");
     memcpy(text, state->bytes, state->n);
+
     static const char *const names[] = {NULL,
                                         "model.safetensors",
                                         "config.json",
@@ -128,21 +133,24 @@ static void checkpoint_repair(FuzzInput *in) {
                                         "tokenizer_config.json"};
     for (int i = WEIGHTS; i <= TOKENIZER_CONFIG && in->pieces[WEIGHTS].bytes; i++)
         repair_entry(text, room, names[i], &in->pieces[i]);
+
     seal(text, room);
     fuzz_replace(state, text, strlen(text));
     free(text);
 }
 
-// What it says of itself is true: an independent look at the bytes.
+// An independent look at the bytes shows that what the file says of itself is true.
 static void check_sums(const FuzzInput *in) {
     const Piece *p = &in->pieces[STATE];
     char end[SEAL + 1];
     REQUIRE(p->n > SEAL, "accepted: a trainer.json of %zu bytes", p->n);
+
     const size_t body = p->n - SEAL;
     snprintf(end, sizeof end, ",\n  \"xxh3\": \"%016llx\"\n}\n",
              (unsigned long long)XXH3_64bits(p->bytes, body));
     REQUIRE(memcmp(p->bytes + body, end, SEAL) == 0,
             "accepted: trainer.json ends with a wrong checksum");
+
     for (int i = WEIGHTS; i <= TOKENIZER_CONFIG && in->pieces[WEIGHTS].bytes; i++) {
         const Piece *f = &in->pieces[i];
         char hex[17];
@@ -164,12 +172,15 @@ static bool same_control(const StepControl *a, const StepControl *b) {
 static void check_round_trip(const TrainerState *s, const FileFacts facts[CHECKPOINT_FILES]) {
     TrainerState back;
     FileFacts facts_back[CHECKPOINT_FILES];
+
     ModelOptions options = *model_options(model);
     options.optimizer = s->optimizer;
     const char *path = fuzz_path("again.json");
+
     REQUIRE(trainer_json_write(path, s, &options, facts, &fuzz_error) &&
                 trainer_json_read(path, &back, facts_back, &fuzz_error),
             "accepted, but not when written again: %s", fuzz_error.text);
+
     REQUIRE(back.step == s->step && back.position == s->position && back.T == s->T &&
                 back.seed == s->seed && back.best_val_loss == s->best_val_loss &&
                 back.eot == s->eot && back.optimizer == s->optimizer &&
@@ -181,10 +192,12 @@ static void check_round_trip(const TrainerState *s, const FileFacts facts[CHECKP
     REQUIRE(strcmp(back.options_json, s->options_json) == 0,
             "accepted, but other options when written again: %s and %s", s->options_json,
             back.options_json);
+
     for (int i = 0; i < CHECKPOINT_FILES; i++)
         REQUIRE(facts[i].bytes == facts_back[i].bytes &&
                     (facts[i].bytes < 0 || facts[i].checksum == facts_back[i].checksum),
                 "accepted, but another manifest when written again");
+
     trainer_state_free(&back);
 }
 
@@ -207,14 +220,16 @@ static bool trainer_json_reads(const FuzzInput *in) {
     return ok;
 }
 
-// As a resume does it.
+// The checkpoint is read as a resume reads it.
 static bool checkpoint_reads(const FuzzInput *in) {
     char *path, *skipped;
     bool exists;
+
     const bool found = checkpoint_find_latest(fuzz_path(""), &path, &skipped, &fuzz_error);
     REQUIRE(found || (skipped && *skipped) || in->pieces[STATE].absent, "refused without a word");
     REQUIRE(checkpoint_exists(fuzz_path(""), &exists, &fuzz_error) && (exists || !found),
             "found, but there is none");
+
     bool ok = found;
     if (found) {
         TrainerState s;
@@ -225,6 +240,7 @@ static bool checkpoint_reads(const FuzzInput *in) {
         ok = weights_file_load(of, path, &fuzz_error) && optimizer_file_load(of, path, &fuzz_error);
         trainer_state_free(&s);
     }
+
     if (!found && !fuzz_error.text[0])
         error_set(&fuzz_error, "%s", skipped ? skipped : "there is none");
     free(path), free(skipped);
@@ -240,14 +256,17 @@ static void safetensors_seed(int i) {
                             {.name = "empty", .dtype = DTYPE_U8, .rank = 1, .shape = {0}},
                             {.name = "scalar", .dtype = DTYPE_FP32, .rank = 0}};
     const char *metadata[] = {"format", "pt", "optimizer", "adamw", NULL};
+
     const int count = i == 0 ? 5 : 1;
     SafetensorsWriter *w = safetensors_writer_open(fuzz_path("model.safetensors"), e, count,
                                                    i ? NULL : metadata, &fuzz_error);
     must(w != NULL);
+
     for (int k = 0; k < count; k++) {
         const unsigned char bytes[64] = {1, 2, 3, 4, 5, 6, 7, 8};
         must(safetensors_writer_append(w, bytes, (size_t)e[k].bytes, &fuzz_error));
     }
+
     int64_t bytes;
     uint64_t checksum;
     must(safetensors_writer_commit(w, &bytes, &checksum, &fuzz_error));
@@ -273,6 +292,7 @@ static void check_safetensors(SafetensorsFile *f, size_t file_bytes) {
         }
         free(bytes);
     }
+
     REQUIRE(safetensors_count(f) == 0 || data + sum == (int64_t)file_bytes,
             "%lld bytes of data from %lld on in a file of %zu", (long long)sum, (long long)data,
             file_bytes);
@@ -300,14 +320,17 @@ static void write_part(const char *name, int first, int last) {
         if (table[i].transposed) t->shape[0] = table[i].cols, t->shape[1] = table[i].file_rows;
         snprintf(t->name, sizeof t->name, "%s", table[i].name + strlen("transformer."));
     }
+
     SafetensorsWriter *w =
         safetensors_writer_open(fuzz_path(name), e, last - first, NULL, &fuzz_error);
     must(w != NULL);
+
     for (int i = 0; i < last - first; i++) {
         void *zeros = calloc(1, (size_t)e[i].bytes);
         must(safetensors_writer_append(w, zeros, (size_t)e[i].bytes, &fuzz_error));
         free(zeros);
     }
+
     must(safetensors_writer_commit(w, &(int64_t){0}, &(uint64_t){0}, &fuzz_error));
 }
 
@@ -324,6 +347,7 @@ static void huggingface_seed(int i) {
         snprintf(descriptor, sizeof descriptor, "%s,L=1,C=8,NH=2,T=8,V=20",
                  other_blocks[i - GPT2_SEEDS]);
         must(model_config_parse(&options.config, descriptor, &fuzz_error));
+
         Model *other = model_create(&options, &fuzz_error);
         must(other != NULL);
         model_init_weights(other, 1);
@@ -333,14 +357,17 @@ static void huggingface_seed(int i) {
         model_destroy(other);
         return;
     }
+
     const HuggingFaceModel m = {model, i == 1 ? DTYPE_BF16 : DTYPE_FP32, i == 1 ? -1 : 19, NULL,
                                 NULL};
     must(huggingface_write(fuzz_path("hf"), &m, facts, &fuzz_error));
     if (i < 2) return;
+
     const int count = model_num_tensors(model);
     unlink(fuzz_path("hf/model.safetensors"));
     write_part("hf/one.safetensors", 0, count / 2);
     write_part("hf/two.safetensors", count / 2, count);
+
     FILE *f = fopen(fuzz_path("hf/model.safetensors.index.json"), "w");
     fprintf(f, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {");
     for (int k = 0; k < count; k++)
@@ -356,17 +383,20 @@ static void huggingface_seed(int i) {
 static bool read_weights(const char *path, const FuzzInput *in) {
     WeightsFile *f = weights_file_open(path, &fuzz_error);
     if (!f) return false;
+
     const ModelConfig *c = weights_file_config(f);
     int64_t bytes = 0;
     for (int i = 0; i < MAX_PIECES; i++) bytes += (int64_t)in->pieces[i].n;
     REQUIRE(model_config_check(c, &fuzz_error), "accepted: %s", fuzz_error.text);
     REQUIRE(weights_file_eot(f) >= -1 && weights_file_eot(f) < c->V,
             "accepted: an end-of-text outside the vocabulary");
+
     Parameter *table = parameter_table(c);
     int64_t numel = 0;
     for (int i = 0; i < parameter_count(c); i++) numel += table[i].file_rows * table[i].cols;
     REQUIRE(2 * numel <= bytes, "accepted: %lld numbers in %lld bytes", (long long)numel,
             (long long)bytes);
+
     bool ok = weights_file_check_rest(f, &fuzz_error); // its tensors may have any size and value
     const bool rest = ok;
     for (int i = 0; ok && i < parameter_count(c); i++)
@@ -376,8 +406,10 @@ static bool read_weights(const char *path, const FuzzInput *in) {
             ok = weights_file_read(f, &table[i], row, n, rows, &fuzz_error);
             free(rows);
         }
+
     REQUIRE(ok || !rest || strstr(fuzz_error.text, "not finite"), "opened, but not read: %s",
             fuzz_error.text);
+
     free(table);
     weights_file_close(f);
     return true;
@@ -425,19 +457,22 @@ static void config_seed(int i) {
         "\"qkv_bias\": true, "
         "\"rope_theta\": 100}",
     };
+
     write_text(fuzz_path("config.json"), texts[i]);
 }
 
-// What is accepted can be, and it is the same when it is written and read again.
+// An accepted configuration is possible, and it is the same when it is written and read again.
 static bool config_reads(const FuzzInput *in) {
     ModelConfig c, again;
     char a[MODEL_DESCRIPTOR], b[MODEL_DESCRIPTOR];
+
     fuzz_error.text[0] = '\0';
     cJSON *root = json_parse((const char *)in->pieces[0].bytes, in->pieces[0].n, &fuzz_error);
     const bool ok = root && huggingface_parse_config(root, &c, &fuzz_error);
     cJSON_Delete(root);
     REQUIRE(ok || fuzz_is_line(&fuzz_error), "a message that is not one line of UTF-8");
     if (!ok) return false;
+
     REQUIRE(model_config_check(&c, &fuzz_error), "accepted: %s", fuzz_error.text);
     char *text = huggingface_config_json(&c, DTYPE_BF16, -1, -1);
     root = json_parse(text, strlen(text), &fuzz_error);
@@ -447,6 +482,7 @@ static bool config_reads(const FuzzInput *in) {
                 c.d_ff == again.d_ff &&
                 fabsf(again.eps - c.eps) <= 1e-5f * c.eps, // six digits are written
             "accepted, but another model when written again: %s and %s", a, b);
+
     cJSON_Delete(root);
     free(text);
     return true;
@@ -480,6 +516,7 @@ static bool shards_read(const FuzzInput *in) {
     const int64_t T = 3 + 2 * in->variant; // 16 of them
     ShardSet set;
     if (!shards_open(&set, fuzz_path("s/*.bin"), T, &fuzz_error)) return false;
+
     int64_t windows = 0, tokens = 0;
     for (int i = 0; i < 2; i++) {
         const Piece *p = &in->pieces[i];
@@ -489,9 +526,11 @@ static bool shards_read(const FuzzInput *in) {
         const int64_t bytes = header[1] == 1 ? 2 : header[2], n = ((int64_t)p->n - 1024) / bytes;
         tokens += n, windows += n > 0 ? (n - 1) / T : 0;
     }
+
     REQUIRE(set.num_tokens == tokens && set.num_windows == windows,
             "%lld tokens, %lld windows; the files have %lld and %lld", (long long)set.num_tokens,
             (long long)set.num_windows, (long long)tokens, (long long)windows);
+
     for (int64_t w = 0; w < set.num_windows; w++) {
         uint32_t window[MOST + 1];
         const char *path;
@@ -503,6 +542,7 @@ static bool shards_read(const FuzzInput *in) {
             REQUIRE(token < V, "accepted: token %u", token);
         }
     }
+
     shards_close(&set);
     return true;
 }
@@ -520,11 +560,12 @@ static void choices_seed(int i) {
     fclose(f);
 }
 
-// What the views show is the file, word by word.
+// The views show the file, word by word.
 static bool choices_read(const FuzzInput *in) {
     enum { V = 300 };
     ChoiceSets sets;
     bool ok = choices_open(&sets, fuzz_path("choices.bin"), V, &fuzz_error);
+
     if (ok) {
         const ChoiceSet *set = sets.sets[0];
         const Piece *p = &in->pieces[0];
@@ -536,6 +577,7 @@ static bool choices_read(const FuzzInput *in) {
             words[n++] = CHOICES_BEGIN, n++, words[n++] = (uint16_t)i,
             words[n++] = (uint16_t)e.label;
             words[n++] = (uint16_t)e.completions;
+
             for (int k = -1; k < e.completions; k++) {
                 const int64_t count = k < 0 ? e.context_tokens : e.completion_tokens[k];
                 const uint16_t *tokens = k < 0 ? e.context : e.completion[k];
@@ -544,6 +586,7 @@ static bool choices_read(const FuzzInput *in) {
                     REQUIRE(tokens[t] < V, "accepted: token %d", tokens[t]);
                 memcpy(words + n, tokens, (size_t)count * 2), n += (size_t)count;
             }
+
             words[1] = (uint16_t)(2 * n);
             REQUIRE(at + 2 * n <= p->n && memcmp(p->bytes + at, words, 2 * n) == 0,
                     "example %lld is not the file's", (long long)i);
@@ -553,6 +596,7 @@ static bool choices_read(const FuzzInput *in) {
         REQUIRE(at == p->n, "%zu bytes that belong to no example", p->n - at);
         (void)choices_fit(&sets, 4, &fuzz_error);
     }
+
     choices_close(&sets);
     return ok;
 }
@@ -575,15 +619,18 @@ static bool mixture_reads(const FuzzInput *in) {
     (void)in;
     char *text = file_read_all(fuzz_path("mixture"), 1 << 16, NULL, &fuzz_error);
     if (!text) return false;
+
     Mixture m, again;
     const bool ok = mixture_parse(&m, text, &fuzz_error);
     if (ok) {
         char *same = mixture_map(text, same_pattern, NULL);
         int64_t total = 0, drawn[MIXTURE_MAX];
+
         REQUIRE(same && mixture_parse(&again, same, &fuzz_error), "taken, but not again: %s",
                 fuzz_error.text);
         REQUIRE(m.count >= 1 && m.count == again.count, "%d sources, again %d", m.count,
                 again.count);
+
         mixture_count(&m, m.total, drawn);
         for (int k = 0; k < m.count; k++) {
             REQUIRE(m.weights[k] >= 1 && m.weights[k] == again.weights[k] &&
@@ -597,6 +644,7 @@ static bool mixture_reads(const FuzzInput *in) {
         mixture_free(&again);
         free(same);
     }
+
     mixture_free(&m);
     free(text);
     return ok;
@@ -623,9 +671,11 @@ static bool options_read(const FuzzInput *in) {
     (void)in;
     char *text = file_read_all(fuzz_path("options.json"), 16 << 20, NULL, &fuzz_error);
     if (!text) return false;
+
     Options o = default_options(), again = default_options();
     const bool ok = options_adopt_json(&o, text, false, &fuzz_error);
     free(options_diff_json(&o, text));
+
     if (ok) {
         char *json = options_to_json(&o, true);
         REQUIRE(options_adopt_json(&again, json, false, &fuzz_error), "taken, but not again: %s",
@@ -641,6 +691,7 @@ static bool options_read(const FuzzInput *in) {
         }
         free(json);
     }
+
     options_free(&o), options_free(&again);
     free(text);
     return ok;
@@ -658,7 +709,7 @@ static void log_seed(int i) {
     write_text(fuzz_path("run/main.log"), logs[i]);
 }
 
-// What the input before has left: logs moved aside, and TensorBoard's files.
+// Removes what the input before has left: logs moved aside, and TensorBoard's files.
 static void remove_besides_log(void) {
     char **names, path[300];
     int count;
@@ -675,32 +726,39 @@ static bool log_reads(const FuzzInput *in) {
     const Piece *p = &in->pieces[0];
     const int64_t step = in->variant;
     remove_besides_log();
+
     RunLog *log = runlog_open(fuzz_path("run"), true, step, 0, &fuzz_error);
     if (!log) return false;
     runlog_event(log, "sample", "\"step\":%lld", (long long)step);
     runlog_close(log);
+
     size_t n;
     unsigned char *after = read_bytes(fuzz_path("run/main.log"), &n);
+
     static const char added[] = "{\"event\":\"sample\",";
     unsigned char *line = memmem(after, n, added, sizeof added - 1);
     size_t kept = 0;
     for (; line; line = memmem(line + 1, n - (size_t)(line + 1 - after), added, sizeof added - 1))
         kept = (size_t)(line - after);
-    // and was moved aside as a whole
+
+    // A log of another kind was moved aside as a whole.
     const bool is_other = file_exists(fuzz_path("run/main.log.1"));
     for (const unsigned char *at = after, *end; at < after + kept; at = end) {
         end = (unsigned char *)memchr(at, '\n', (size_t)(after + kept - at)) + 1;
         REQUIRE(!is_other && memmem(p->bytes, p->n, at, (size_t)(end - at)),
                 "a kept line is another");
     }
+
     REQUIRE(kept == 0 || after[kept - 1] == '\n', "an unfinished line is kept");
     REQUIRE(n > 0 && after[n - 1] == '\n', "the last line is not finished");
     free(after);
-    // Of the evaluations of that step, this one among them, nothing is left.
+
+    // Nothing is left of the evaluations of that step, this one among them.
     log = runlog_open(fuzz_path("run"), true, step, 0, &fuzz_error);
     REQUIRE(log, "refused at the second time");
     runlog_drop_evaluations(log, step);
     runlog_close(log);
+
     size_t left;
     after = read_bytes(fuzz_path("run/main.log"), &left);
     REQUIRE(left + sizeof added - 1 < n && (left == 0 || after[left - 1] == '\n'),
@@ -723,6 +781,7 @@ static bool tuning_reads(const FuzzInput *in) {
     const Piece *p = &in->pieces[1];
     char *lines = strndup((const char *)p->bytes, p->n);
     int found = 0;
+
     choices_file_close();
     for (int k = 0; k < 2; k++) {
         int value;
@@ -730,10 +789,12 @@ static bool tuning_reads(const FuzzInput *in) {
     }
     free(choices_file_used());
     choices_file_restore(lines);
+
     unsigned char bytes[4];
     (void)choices_file_get("a key", bytes, sizeof bytes);
     free(choices_file_used());
     choices_file_close();
+
     free(lines);
     return found > 0;
 }

@@ -37,11 +37,13 @@ static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
         "hello world, aaaa\n\nworld's <|endoftext|> 123 \xc3\xa9\xff\0x   low";
     enum { N = sizeof text - 1 };
     int32_t tokens[N], same[N];
+
     Encoder *e = encoder_create(t), *f = encoder_create(again);
     REQUIRE(e && f, "%s", fuzz_error.text);
     const int64_t n = encoder_encode(e, text, N, tokens), m = encoder_encode(f, text, N, same);
     REQUIRE(n == m && memcmp(tokens, same, (size_t)n * sizeof *tokens) == 0,
             "accepted: a tokenizer that gives other tokens when written and read again");
+
     size_t at = 0;
     for (int64_t i = 0; i < n; i++) {
         size_t length;
@@ -51,6 +53,7 @@ static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
                 "accepted: a tokenizer whose tokens of a text are another text");
         at += length;
     }
+
     REQUIRE(at == N, "accepted: a tokenizer that loses bytes");
     (void)encoder_encode_special(e, text, N, tokens);
     (void)tokenizer_safe_cut(t, text, N);
@@ -122,6 +125,7 @@ bool fuzz_pieces_read(const FuzzInput *in) {
     char *text = malloc((size_t)n + 1); // its end is the end of the memory
     memcpy(text, in->pieces[0].bytes, (size_t)n);
     text = realloc(text, n ? (size_t)n : 1);
+
     for (Pattern pattern = 0; pattern < NUM_PATTERNS; pattern++) {
         int64_t cut = in->variant, ends_there = cut == 0;
         const bool is_cut =
@@ -136,6 +140,7 @@ bool fuzz_pieces_read(const FuzzInput *in) {
         }
         REQUIRE(!is_cut || ends_there, "a certain cut inside a piece");
     }
+
     free(text);
     return true;
 }
@@ -155,6 +160,7 @@ bool fuzz_json_line_read(const FuzzInput *in) {
     char *line = malloc(p->n + 1), *text;
     int64_t length = 0;
     memcpy(line, p->bytes, p->n), line[p->n] = '\n';
+
     const bool ok =
         json_line_text(line, (int64_t)p->n, "text", &text, &length, &fuzz_error) == JSON_LINE_OK;
     cJSON *root = ok ? json_parse((const char *)p->bytes, p->n, NULL) : NULL;
@@ -162,12 +168,14 @@ bool fuzz_json_line_read(const FuzzInput *in) {
     for (const cJSON *item = root ? root->child : NULL; item; item = item->next)
         if (strcmp(item->string, "text") == 0)
             expected = cJSON_GetStringValue(item); // the last one counts
+
     REQUIRE(!ok || (text >= line && text + length <= line + p->n), "a text outside its line");
     // cJSON ends a key or a text at \u0000, and resolves no number of more than 63 bytes.
     if (ok && root && !memmem(p->bytes, p->n, "\\u0000", 6) && !memchr(p->bytes, '\0', p->n))
         REQUIRE(expected && strlen(expected) == (size_t)length &&
                     memcmp(expected, text, (size_t)length) == 0,
                 "another text than cJSON's");
+
     cJSON_Delete(root);
     free(line);
     return ok;
@@ -258,7 +266,7 @@ static void ignore_progress(void *user, const CorpusProgress *progress) {
     (void)user, (void)progress;
 }
 
-// As data/prepare reads: the blocks are text of the files.
+// The documents are read as data/prepare reads them: the blocks are text of the files.
 bool fuzz_documents_read(const FuzzInput *in) {
     char directory[PATH_MAX];
     snprintf(directory, sizeof directory, "%s", fuzz_path("docs"));
@@ -274,10 +282,12 @@ bool fuzz_documents_read(const FuzzInput *in) {
                                    .tokenizer = fuzz_toy,
                                    .shard_tokens = 1000,
                                    .on_progress = ignore_progress};
+
     DocumentReader *r = document_reader_open(&options, fuzz_toy, in->variant / 2 % 2);
     CorpusBlock block = {0};
     int64_t bytes = 0, bytes_read = 0;
     int status = EXIT_OK;
+
     while (status == EXIT_OK && bytes < 4 << 20 && document_reader_next(r, &block)) {
         REQUIRE(block.n == 0 || (block.n > 0 && block.n < block.capacity), "a block of %lld bytes",
                 (long long)block.n);
@@ -286,6 +296,7 @@ bool fuzz_documents_read(const FuzzInput *in) {
         bytes_read = block.bytes_read;
         corpus_block_clear(&block);
     }
+
     corpus_block_clear(&block);
     document_reader_close(r);
     return status == EXIT_OK;

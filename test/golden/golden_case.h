@@ -1,5 +1,5 @@
-// What the golden tests of models share: their size, limits, the model on the values of a file,
-// steps, and logits of the decoder.
+// The golden tests of models share their size, limits, the model on the values of a file, steps,
+// and logits of the decoder.
 #pragma once
 #include "llmc/device.h"
 #include "llmc/model/model_decode.h"

@@ -44,6 +44,7 @@ static double *start_weight(int i) {
 
 static int open_files(void **state) {
     Error err;
+
     if (op_group_setup(state) != 0) return -1;
     golden.expected = safetensors_open(expected_path, &err);
     golden.optimizers = golden.expected ? safetensors_open(optimizers_path, &err) : NULL;
@@ -54,9 +55,11 @@ static int open_files(void **state) {
         print_error("%s\n", err.text);
         return -1;
     }
+
     golden.config = *weights_file_config(golden.weights);
     golden.count = parameter_count(&golden.config);
     golden.table = parameter_table(&golden.config);
+
     int64_t n;
     double *windows = expected("", "windows", &n);
     for (int64_t i = 0; i < STEPS * WINDOWS; i++) golden.windows[i] = (uint16_t)windows[i];
@@ -200,12 +203,14 @@ static void check_final_weights(const Model *model, const char *prefix, double t
         double *want = expected(prefix, p->name, &n), *start = start_weight(i);
         float *now = malloc((size_t)parameter_numel(p) * sizeof *now);
         model_get_weight(model, i, 0, p->rows, now, NULL);
+
         double error = 0.0, way = 0.0;
         for (int64_t j = 0; j < n; j++) {
             if (is_key_bias(p, j)) continue;
             error += pow((double)now[j] - want[j], 2.0);
             way += pow(want[j] - start[j], 2.0);
         }
+
         if (!(sqrt(error / way) <= tolerance))
             op_fail("%s after %d steps: off by %.3g of its way, at most %.3g", p->name, STEPS,
                     sqrt(error / way), tolerance);

@@ -70,6 +70,7 @@ static Weight weight(const char *prefix, const char *layers, const char *suffix)
     Weight x = {0};
     Error err;
     char list[128], *next = list, *layer;
+
     snprintf(list, sizeof list, "%s", layers);
     int64_t rows = 0, cols = 0;
     while ((layer = strsep(&next, ","))) {
@@ -80,6 +81,7 @@ static Weight weight(const char *prefix, const char *layers, const char *suffix)
         x.of[x.parts++] = e;
         rows += e->shape[0], cols = e->rank == 2 ? e->shape[1] : 0;
     }
+
     x.w = fp32(rows, cols), x.g = fp32(rows, cols);
     float *to = x.w.data;
     for (int i = 0; i < x.parts; i++) {
@@ -89,6 +91,7 @@ static Weight weight(const char *prefix, const char *layers, const char *suffix)
         device_sync();
         to += n;
     }
+
     return x;
 }
 
@@ -185,6 +188,7 @@ static TestBlock block_make(int l) {
     char prefix[64];
     const int HS = m.golden->HS;
     snprintf(prefix, sizeof prefix, "model.layers.%d.", l);
+
     TestBlock b = {.ln1 = layer(prefix, "input_layernorm"),
                    .qkv = layer(prefix, "self_attn.q_proj,self_attn.k_proj,self_attn.v_proj"),
                    .attproj = layer(prefix, "self_attn.o_proj"),
@@ -193,6 +197,7 @@ static TestBlock block_make(int l) {
                    .down = layer(prefix, m.golden->down),
                    .q_norm = weight(prefix, "self_attn.q_norm", ".weight"),
                    .k_norm = weight(prefix, "self_attn.k_norm", ".weight")};
+
     b.x = fp32(N, C), b.n1 = fp32(N, C), b.x2 = fp32(N, C), b.n2 = fp32(N, C);
     b.mean1 = fp32(N, 0), b.rstd1 = fp32(N, 0), b.mean2 = fp32(N, 0), b.rstd2 = fp32(N, 0);
     b.packed = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS),
@@ -200,6 +205,7 @@ static TestBlock block_make(int l) {
     b.rstds = fp32(N, NH + NKV), b.att = take(DTYPE_FP32, B, T, NH * HS),
     b.lse = take(DTYPE_FP32, B, NH, T);
     b.pre = fp32(N, tensor_rows(b.up.w.w)), b.act = fp32(N, D_FF);
+
     return b;
 }
 
@@ -222,20 +228,24 @@ static void block_backward(const TestBlock *b, Tensor dx, Tensor table) {
     Tensor dact = fp32(N, D_FF), dpre = fp32(N, tensor_cols(b->pre)), dn = fp32(N, C),
            datt = fp32(N, NH * HS);
     Tensor dpacked = take(DTYPE_FP32, B, T, (NH + 2 * NKV) * HS);
+
     matmul_backward_weight(gradient_to(b->down.w.g, false), gradient_to(b->down.b.g, false), dx,
                            b->act);
     matmul_backward_input(dact, dx, b->down.w.w);
     activation_backward(dpre, dact, b->pre);
+
     matmul_backward_weight(gradient_to(b->up.w.g, false), gradient_to(b->up.b.g, false), dpre,
                            b->n2);
     matmul_backward_input(dn, dpre, b->up.w.w);
     norm_backward(dx, dn, b->mean2, b->rstd2, b->x2, &b->ln2, true);
+
     matmul_backward_weight(gradient_to(b->attproj.w.g, false), gradient_to(b->attproj.b.g, false),
                            dx, b->att);
     matmul_backward_input(datt, dx, b->attproj.w.w);
     attention_backward(dpacked, datt, b->att, b->lse, b->rotated, heads_of(NH, NKV), NULL);
     qk_norm_rope_backward(dpacked, gradient_to(b->q_norm.g, false), gradient_to(b->k_norm.g, false),
                           b->packed, b->rstds, b->q_norm.w, b->k_norm.w, table, heads_of(NH, NKV));
+
     matmul_backward_weight(gradient_to(b->qkv.w.g, false), gradient_to(b->qkv.b.g, false), dpacked,
                            b->n1);
     matmul_backward_input(dn, dpacked, b->qkv.w.w);

@@ -39,16 +39,20 @@ static void open_golden(const char *name) {
     Error err;
     int64_t n;
     char path[64];
+
     golden.name = name;
     snprintf(golden.path, sizeof golden.path, "test/golden/tiny_%s", name);
     snprintf(path, sizeof path, "test/golden/%s.safetensors", name);
+
     WeightsFile *weights = weights_file_open(golden.path, &err);
     if (!weights || !(golden.values = safetensors_open(path, &err))) op_fail("%s", err.text);
     golden.config = *weights_file_config(weights);
     weights_file_close(weights);
+
     golden.count = parameter_count(&golden.config);
     golden.table = parameter_table(&golden.config);
     golden.windows = host_alloc((size_t)STEPS * WINDOWS * sizeof(uint16_t), &err);
+
     double *windows = expected("", "windows", &n);
     for (int64_t i = 0; i < STEPS * WINDOWS; i++) golden.windows[i] = (uint16_t)windows[i];
     free(windows);
@@ -111,15 +115,18 @@ static void check_specification(void) {
     double *params[MAX_TENSORS], *grads[MAX_TENSORS], losses[B * T];
     int32_t windows[WINDOWS];
     int64_t n;
+
     Model *model = load_model(DTYPE_FP32, "0");
     make_arrays(params, model), make_arrays(grads, NULL), windows_of(0, windows);
     double *logits = malloc((size_t)(B * T * golden.config.V) * sizeof *logits);
     ref_gpt2(&golden.config, params, windows, B, T, losses, logits, grads);
+
     double *want = expected("", "logits", &n);
     check("logits", logits, want, n, stored);
     free(want), want = expected("", "losses", &n);
     check("losses", losses, want, n, stored);
     free(want), free(logits);
+
     for (int i = 0; i < golden.count; i++)
         check_gradient(i, grads[i], 1.0, (double[]){stored, stored, stored});
     free_arrays(params), free_arrays(grads);
@@ -170,21 +177,25 @@ static ModelLimits limits_of(DType dtype) {
     double *logits = malloc((size_t)n * sizeof *logits),
            *logits_of_rounded = malloc((size_t)n * sizeof *logits);
     int32_t windows[WINDOWS];
+
     Model *exact = load_model(DTYPE_FP32, "0"), *model = load_model(dtype, "0");
     make_arrays(params, exact), make_arrays(rounded, model), make_arrays(grads, NULL),
         make_arrays(of_rounded, NULL);
     windows_of(0, windows);
+
     ref_gpt2(&golden.config, params, windows, B, T, NULL, logits, grads);
     ref_gpt2_stored(&golden.config, dtype, loss_scale_of(dtype), rounded, windows, B, T,
                     logits_of_rounded, of_rounded);
     for (int i = 0; i < golden.count; i++)
         for (int64_t j = 0; j < numel(i); j++) of_rounded[i][j] /= loss_scale_of(dtype);
+
     ModelLimits limits = {gpt2.logits, gpt2.losses, gpt2.step_losses, gpt2.norms, {{0}}, {0}};
     if (dtype != DTYPE_FP32) {
         limits.logits = op_relative_error(logits_of_rounded, logits, n) + 2.0 * op_tolerance(dtype);
         limits.norms = 10.0 * op_tolerance(dtype);
     }
     set_gradient_limits(&limits, dtype, &gpt2, of_rounded, grads);
+
     free_arrays(params), free_arrays(rounded), free_arrays(grads), free_arrays(of_rounded);
     free(logits), free(logits_of_rounded);
     model_destroy(exact), model_destroy(model);
@@ -195,7 +206,7 @@ static ModelLimits limits_of(DType dtype) {
 
 static void micro_step(Model *model, int step) { golden_micro_step(model, golden.windows, step); }
 
-// From prompts of every length, and token by token from one.
+// The logits are made from prompts of every length, and token by token from one.
 static void check_logits(DType dtype) {
     const ModelLimits limits = limits_of(dtype);
     Model *model = load_model(dtype, "0");
@@ -213,18 +224,22 @@ static void check_losses_and_gradients(DType dtype) {
     const ModelLimits limits = limits_of(dtype);
     Model *model = load_model(dtype, "0");
     int64_t n;
+
     double *want = expected("", "losses", &n), sums[B];
     ref_sequence_losses(sums, want, B, T, false);
     free(want);
+
     micro_step(model, 0);
     double *got = op_values(model_sequence_losses(model));
     check("losses", got, sums, B, limits.losses);
     free(got);
+
     for (int i = 0; i < golden.count; i++) {
         got = op_values(model_tensors(model)[i].grad);
         check_gradient(i, got, loss_scale_of(dtype), limits.gradients[i]);
         free(got);
     }
+
     model_destroy(model);
 }
 
@@ -242,6 +257,7 @@ static void check_final_weights(const Model *model, const Model *start, const do
         float *now = weight_of(model, i), *before = weight_of(start, i);
         double error = 0.0, way = 0.0;
         int64_t n, at = 0;
+
         for (int part = 0; part < p->file_parts; part++, at += n) {
             double *want = expected_part("final.", p, part, &n);
             for (int64_t j = 0; j < n; j++) {
@@ -250,6 +266,7 @@ static void check_final_weights(const Model *model, const Model *start, const do
             }
             free(want);
         }
+
         free(now), free(before);
         if (!(sqrt(error / way) <= tolerances[i]))
             op_fail("%s: %s after %d steps: off by %.3g of its way, at most %.3g", golden.name,
@@ -259,23 +276,28 @@ static void check_final_weights(const Model *model, const Model *start, const do
 
 static void check_ten_steps(DType dtype) {
     const ModelLimits limits = limits_of(dtype);
+
     Model *model = load_model(dtype, "0"), *start = load_model(dtype, "0");
     Error err;
     int64_t n;
     double *adamw = expected("", "adamw", &n), *rates = expected("", "learning_rates", &n),
            losses[STEPS], norms[STEPS];
+
     OptimizerOptions options = {.limits.clip = (float)adamw[4]};
     optimizer_default_rates(model_options(model)->optimizer, adamw[3], options.rates);
     for (int i = 0; i < NUM_GROUPS; i++)
         options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1],
         options.rates[i].eps = adamw[2];
+
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
     golden_ten_steps(model, optimizer, golden.windows, rates, losses, norms);
+
     double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
     check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
     check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);
     check_final_weights(model, start, limits.moved);
+
     free(adamw), free(rates), free(want_losses), free(want_norms);
     optimizer_destroy(optimizer);
     model_destroy(model);
@@ -297,8 +319,10 @@ static void check_recomputation(DType dtype) {
                                        "layernorm+qkv",
                                        "qkv+attention",
                                        "layernorm+qkv+attproj"};
+
     Model *all = load_model(dtype, "0");
     micro_step(all, 0);
+
     for (size_t s = 0; s < sizeof sets / sizeof *sets; s++) {
         Model *model = load_model(dtype, sets[s]);
         micro_step(model, 0);
@@ -314,6 +338,7 @@ static void check_recomputation(DType dtype) {
         }
         model_destroy(model);
     }
+
     model_destroy(all);
 }
 

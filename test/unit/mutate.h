@@ -15,12 +15,14 @@ static inline size_t mutate(unsigned char *data, size_t n, size_t header, uint64
         "null", "-1", "{", "[", "\"", "9007199254740993",    "1e308", "0.5",
         "true", "}",  "]", ",", ":",  "18446744073709551615"};
     enum { NUM_TOKENS = sizeof tokens / sizeof tokens[0] };
+
     Philox count = philox(20240520, 1, round);
     for (uint32_t i = 0; i <= count.v[0] % 3 && n > 0; i++) {
         Philox r = philox(20240521, round, i);
         size_t span = r.v[0] % 8 != 0 && header < n ? header : n, at = r.v[1] % span;
         const char *token = tokens[r.v[2] % NUM_TOKENS];
         size_t length = strlen(token);
+
         switch (r.v[3] % 8) {
         case 0:
             n = at;

@@ -1,4 +1,4 @@
-// What the tests of the planner share: GPUs by name, figures that agree, and what a plan takes.
+// The tests of the planner share GPUs by name, figures that agree, and what a plan takes.
 #pragma once
 #include "llmc/model/model.h"
 #include "llmc/plan/gpu_table.h"

@@ -1,5 +1,5 @@
-// What the tests of llmc/store share: an empty directory and a cleared error for each test, and
-// looks at what a call left. Included once by a test program.
+// The tests of llmc/store share an empty directory and a cleared error for each test, and looks at
+// what a call left. A test program includes this once.
 #pragma once
 #include "llmc/base/error.h"
 #include "llmc/model/parameters.h"
@@ -21,6 +21,7 @@ static inline void seal_again(const char *path) {
     static const char begin[] = ",\n  \"xxh3\": \"";
     size_t n;
     char *text = (char *)read_bytes(path, &n), seal[SEAL + 1];
+
     if (n > SEAL && memcmp(text + n - SEAL, begin, sizeof begin - 1) == 0) {
         n -= SEAL;
     } else { // an object as cJSON prints it
@@ -28,12 +29,15 @@ static inline void seal_again(const char *path) {
         if (n > 0 && text[n - 1] == '}') n--;
         while (n > 0 && text[n - 1] == '\n') n--;
     }
+
     snprintf(seal, sizeof seal, "%s%016llx\"\n}\n", begin,
              (unsigned long long)XXH3_64bits(text, n));
+
     char *sealed = malloc(n + SEAL);
     memcpy(sealed, text, n);
     memcpy(sealed + n, seal, SEAL);
     write_bytes(path, sealed, n + SEAL);
+
     free(sealed);
     free(text);
 }

@@ -68,12 +68,14 @@ TEST(alignment_is_that_of_contiguous_rows) {
     const int alignments[] = {1, 2, 4, 8, 32, 64, 64};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         assert_int_equal(tiling_alignment(sizes[i]), alignments[i]);
+
     const GpuSpec *gpu = gpu_named("A100 80GB");
     const double odd_tokens =
                      tiling_best(gpu, DTYPE_BF16, &(MatmulShape){4001, 768, 768, false}).load_share,
                  odd_sum =
                      tiling_best(gpu, DTYPE_BF16, &(MatmulShape){768, 768, 4001, true}).load_share;
     assert_true(odd_tokens == 1 && odd_sum == 1);
+
     double before = 0;
     for (int64_t K = 64 + 1; K <= 128; K = K < 66   ? 66
                                            : K < 68 ? 68
@@ -86,6 +88,7 @@ TEST(alignment_is_that_of_contiguous_rows) {
         before = share;
     }
     assert_true(before == 1);
+
     // 32 elements of 4 bytes are as long as 64 of 2.
     assert_true(tiling_best(gpu, DTYPE_FP32, &(MatmulShape){4096, 800, 800, false}).load_share ==
                 1);
@@ -97,7 +100,9 @@ TEST(the_shapes_of_a_prediction_have_its_flop) {
     const PredictOptions options = {.gelu_fusion = -1};
     const ModelOptions model = model_of("d12", 64, 1024);
     Prediction p;
+
     plan_predict(&p, gpu, &model, 64 * 1024, &options, false);
+
     int matmuls = 0;
     for (int i = 0; i < p.count; i++)
         for (int k = 0; k < p.ops[i].num_parts; k++) {
@@ -113,6 +118,7 @@ TEST(the_shapes_of_a_prediction_have_its_flop) {
             assert_true(head || tokens == all);
             matmuls++;
         }
+
     assert_int_equal(matmuls, 3 * 4 + 3);
 }
 
@@ -198,23 +204,29 @@ TEST(what_cannot_be_advised_is_one_clear_line) {
     FILE *out = fopen("/dev/null", "w");
     ModelOptions eight = model, only_forward = model;
     eight.fp8 = true, only_forward.train = false;
+
     PlanRequest request = {.model = model, .recompute = "0", .gpus = "24G"}, other;
     assert_error(advise_print(out, &request, false, &err),
                  "--gpu 24G: its multiprocessors and peak are not known");
+
     request.gpus = "this";
     assert_error(advise_print(out, &request, false, &err),
                  "--gpu this: this program computes on the CPU");
+
     request.gpus = "";
     assert_error(advise_print(out, &request, false, &err), "name a GPU, such as --gpu h100");
+
     other = request;
     other.gpus = "h100";
     other.model = eight;
     assert_error(advise_print(out, &other, false, &err), "no rates are assumed for --fp8");
     other.model = only_forward;
     assert_error(advise_print(out, &other, false, &err), "no rates are assumed for -x 0");
+
     other.gpus = "t4";
     other.model = model;
     other.model.B = 60000;
     assert_error(advise_print(out, &other, false, &err), "T4: not enough memory");
+
     fclose(out);
 }

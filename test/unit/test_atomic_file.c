@@ -41,21 +41,25 @@ TEST(bytes_and_checksum_are_those_of_the_content) {
     const char *path = tmp_file("file");
     const size_t pieces[] = {1, 1 << 20,       17, (1 << 20) - 18, 3, (3 << 20) + 5,
                              0, (1 << 20) - 1, 100};
+
     size_t total = 0;
     for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) total += pieces[i];
     AUTO_FREE unsigned char *data = malloc(total);
     for (size_t i = 0; i < total; i++) data[i] = (unsigned char)(i * 2654435761u >> 13);
+
     AtomicFile *f = atomic_file_create(path, &err);
     for (size_t i = 0, at = 0; i < sizeof pieces / sizeof pieces[0]; at += pieces[i++])
         assert_true(atomic_file_write(f, data + at, pieces[i], &err));
     int64_t bytes, read_bytes;
     uint64_t checksum, read_checksum;
+
     assert_true(atomic_file_commit(f, &bytes, &checksum, &err));
     assert_int_equal(bytes, total);
     assert_true(checksum == XXH3_64bits(data, total));
     assert_true(file_checksum(path, &read_bytes, &read_checksum, &err));
     assert_int_equal(read_bytes, total);
     assert_true(read_checksum == checksum);
+
     size_t n;
     AUTO_FREE char *back = file_read_all(path, total, &n, &err);
     assert_int_equal(n, total);
@@ -114,36 +118,43 @@ TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
 TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
     char **names;
     int count;
+
     for (const char *const *name = (const char *const[]){"b_1", "B_1", "a_1", "a_[1]", "c", NULL};
          *name; name++)
         assert_true(file_write_atomic(tmp_file(*name), "", 0, &err));
+
     assert_true(files_match(tmp_file("*_1"), &names, &count, &err));
     assert_int_equal(count, 3);
     assert_string_equal(strrchr(names[0], '/'), "/B_1");
     assert_string_equal(strrchr(names[1], '/'), "/a_1");
     assert_string_equal(strrchr(names[2], '/'), "/b_1");
     directory_list_free(names, count);
+
     // a name, not the pattern of a_1
     assert_true(files_match(tmp_file("a_[1]"), &names, &count, &err));
     assert_int_equal(count, 1);
     assert_string_equal(strrchr(names[0], '/'), "/a_[1]");
     directory_list_free(names, count);
+
     for (const char *const *none = (const char *const[]){"d*", "no/*", "c/*", NULL}; *none;
          none++) {
         assert_true(files_match(tmp_file(*none), &names, &count, &err));
         assert_int_equal(count, 0);
     }
+
     enum { LONG = 1 << 20 }; // directories: glob would need a stack of as many frames
     char *deep = malloc(2 * LONG + 1);
     for (size_t i = 0; i < LONG; i++) memcpy(deep + 2 * i, "*/", 3);
     assert_error(files_match(deep, &names, &count, &err),
                  "a pattern of 2097152 bytes is longer than any path");
     free(deep);
+
     struct rlimit before;
     getrlimit(RLIMIT_NOFILE, &before);
     limit_resource(RLIMIT_NOFILE, 0); // no directory can be opened
     const bool found = files_match(tmp_file("*_1"), &names, &count, &err);
     limit_resource(RLIMIT_NOFILE, before.rlim_cur);
+
     assert_false(found);
     assert_message("cannot read the directory: Too many open files");
     assert_int_equal(count, 0);
@@ -176,11 +187,13 @@ TEST(the_part_of_a_path_that_is_the_reason_is_named) {
     static char name[301], deep[5000];
     memset(name, 'n', 300);
     for (size_t n = 0; n < sizeof deep - 3; n += 2) memcpy(deep + n, "d/", 3);
+
     assert_true(directory_make(tmp_file("a/b"), &err));
     write_bytes(tmp_file("a/file"), "", 0);
     assert_int_equal(mkfifo(tmp_file("a/pipe"), 0600), 0);
     assert_int_equal(symlink("gone", tmp_file("a/dangling")), 0);
     assert_int_equal(symlink("loop", tmp_file("a/loop")), 0);
+
     const char *const cases[][2] = {
         {"none", "none: cannot open: No such file or directory"},
         {"a/none", "a/none: cannot open: No such file or directory"},
@@ -200,8 +213,10 @@ TEST(the_part_of_a_path_that_is_the_reason_is_named) {
         {"a/b", "a/b: not a plain file but a directory"},
         {"a/pipe", "a/pipe: not a plain file but a pipe"},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_string_equal(why_unread(tmp_file(cases[i][0])), cases[i][1]);
+
     why_unread(tmp_file(name));
     assert_message("File name too long: the name 'nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn...' has 300 "
                    "bytes, expected at most 255");

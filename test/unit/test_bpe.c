@@ -91,6 +91,7 @@ static int64_t random_text(uint64_t round, char *text, int parts) {
             *end++ = (char)(r.v[1] % 128);
         }
     }
+
     return end - text;
 }
 
@@ -110,10 +111,12 @@ static void hide_from_pcre2(const char *text, int64_t n, char *out) {
 TEST(pieces_are_what_pcre2_matches) {
     pcre2_match_data *match = pcre2_match_data_create(2, NULL);
     const size_t *range = pcre2_get_ovector_pointer(match);
+
     for (uint64_t round = 0; round < 20000 * NUM_PATTERNS; round++) {
         char text[512], shown[512];
         const Pattern pattern = (Pattern)(round % NUM_PATTERNS);
         int64_t n = random_text(round, text, 1 + (int)(round / NUM_PATTERNS % 60)), at = 0;
+
         hide_from_pcre2(text, n, shown);
         while (at < n) {
             int64_t length = pieces_next(table, pattern, text + at, n - at);
@@ -127,6 +130,7 @@ TEST(pieces_are_what_pcre2_matches) {
             at += length;
         }
     }
+
     pcre2_match_data_free(match);
 }
 
@@ -140,11 +144,13 @@ TEST(kinds_of_characters_are_those_of_pcre2_but_for_the_newer_ones) {
                    {"\\p{Ll}", CHAR_LOWER},
                    {"\\p{M}", CHAR_MARK},
                    {"\\p{N}", CHAR_NUMBER}};
+
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         int error, different = 0, length;
         size_t where;
         pcre2_code *code = pcre2_compile((PCRE2_SPTR)classes[i].regex, PCRE2_ZERO_TERMINATED,
                                          PCRE2_UTF | PCRE2_UCP, &error, &where, NULL);
+
         for (uint32_t c = 0; c < 0x110000; c++) {
             char text[4];
             if (c >= 0xD800 && c < 0xE000) continue;
@@ -158,9 +164,11 @@ TEST(kinds_of_characters_are_those_of_pcre2_but_for_the_newer_ones) {
             if (theirs && c != 0x295)
                 assert_true(kind & classes[i].kinds); // only ever more than PCRE2's
         }
+
         assert_true(different < 9300);
         pcre2_code_free(code);
     }
+
     pcre2_match_data_free(match);
 }
 
@@ -169,8 +177,10 @@ TEST(bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do) {
         const Pattern pattern = (Pattern)(round % NUM_PATTERNS);
         char text[512], replaced[3 * 512];
         int64_t n = random_text(round, text, 20), m = 0, starts[512];
+
         for (uint64_t i = 0; i < 5; i++)
             text[philox(1, round, i).v[0] % (uint32_t)n] = (char)philox(2, round, i).v[0];
+
         for (int64_t i = 0, length; i < n; i += length) {
             uint32_t c;
             length = utf8_decode((unsigned char *)text + i, n - i, &c);
@@ -180,6 +190,7 @@ TEST(bytes_that_are_no_utf8_part_a_text_as_replacement_characters_do) {
             for (int64_t k = 0; k < length; k++) starts[i + k] = m;
             m += written;
         }
+
         int64_t a = 0, b = 0;
         while (a < n) {
             assert_int_equal(starts[a], b);
@@ -195,11 +206,13 @@ TEST(a_certain_cut_is_one_whatever_stands_around_it) {
     for (uint64_t round = 0; round < 5000 * NUM_PATTERNS; round++) {
         const Pattern pattern = (Pattern)(round % NUM_PATTERNS);
         char text[3 * 512];
+
         int64_t before = random_text(3 * round, text, (int)(round / NUM_PATTERNS % 5));
         int64_t n = random_text(3 * round + 1, text + before, 8);
         int64_t all =
             before + n +
             random_text(3 * round + 2, text + before + n, (int)(round / NUM_PATTERNS % 7));
+
         for (int64_t m = 1; m < n; m++) {
             if (!pieces_always_cut(table, pattern, text + before, n, m)) continue;
             int64_t at = 0;
@@ -214,12 +227,14 @@ TEST(a_certain_cut_is_one_whatever_stands_around_it) {
             cuts[pattern]++;
         }
     }
+
     for (Pattern i = 0; i < NUM_PATTERNS; i++) assert_true(cuts[i] > 8000);
 }
 
 TEST(between_a_word_and_a_space_there_is_always_a_cut) {
     const char *const words[] = {
         "a", "1", "!", "'", "\xc3\xa9", "\xe4\xb8\x96", "\xff", "\xf0\x9f\x98\x80"};
+
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         for (const char *space = " \n\t\r\v\f"; *space; space++) {
             char text[16];
@@ -230,6 +245,7 @@ TEST(between_a_word_and_a_space_there_is_always_a_cut) {
                 assert_true(pieces_always_cut(table, k, text, n, n - 1) || *space == '\n' ||
                             *space == '\r');
         }
+
     // a space before a space
     assert_false(pieces_always_cut(table, PATTERN_GPT2, "\xe3\x80\x80 ", 4, 3));
     // a character that may go on

@@ -182,10 +182,12 @@ static int64_t random_text(uint64_t round, char *text) {
 TEST(the_merges_are_those_of_counting_all_pairs_anew) {
     static Word words[MAX_WORDS];
     static char text[MAX_TEXT];
+
     for (uint64_t round = 0; round < 200; round++) {
         const int64_t n = random_text(round, text), vocab = 257 + philox(14, round, 0).v[0] % 100;
         Tokenizer *t = train_text(text, n, vocab);
         const int count = split_text(text, n, words);
+
         int32_t merged = 256;
         for (;; merged++) {
             uint64_t pair = 0;
@@ -196,6 +198,7 @@ TEST(the_merges_are_those_of_counting_all_pairs_anew) {
                 fail_msg("round %d: token %d is another one", (int)round, merged);
             merge_everywhere(words, count, pair, merged);
         }
+
         assert_int_equal(tokenizer_vocab(t), merged + 1);
         assert_int_equal(t->merges.count, merged - 256);
         tokenizer_free(t);
@@ -244,21 +247,25 @@ TEST(words_are_counted_by_any_number_of_threads) {
     enum { WORDS = 100000, TIMES = 3, MAX_BYTES = 4 << 20 };
     char *text = malloc(MAX_BYTES);
     int64_t n = 0, expected = 0, bytes;
+
     for (int i = 0; i < WORDS * TIMES; i++) {
         n += snprintf(text + n, 64, " %d%s", 1000 + i % WORDS, i % 8 == 7 ? "\n" : "");
         expected += 1000 + i % WORDS;
     }
     for (int i = 0; i < 1000; i++)
         n += snprintf(text + n, 64, "%040d\n", 0), memset(text + n - 41, 'w', 40);
+
     for (int parts = 1; parts <= 8; parts *= 2) {
         WordCounts *words = word_counts_create();
         pthread_t threads[8];
         CountJob jobs[8];
+
         for (int i = 0; i < parts; i++) {
             jobs[i] = (CountJob){words, text, n, i, parts};
             assert_int_equal(pthread_create(&threads[i], NULL, count_lines, &jobs[i]), 0);
         }
         for (int i = 0; i < parts; i++) pthread_join(threads[i], NULL);
+
         Seen seen = {0};
         assert_int_equal(word_counts_size(words, &bytes),
                          WORDS + 1); // the newlines are of one byte
@@ -269,5 +276,6 @@ TEST(words_are_counted_by_any_number_of_threads) {
         assert_int_equal(word_counts_size(words, &bytes), 0);
         word_counts_free(words);
     }
+
     free(text);
 }

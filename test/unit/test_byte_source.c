@@ -82,6 +82,7 @@ TEST(all_forms_give_the_same_bytes_in_pieces_of_any_size) {
         for (int parts = 1; parts <= 4; parts++) {
             unsigned char packed[2 * PACKED_ROOM];
             const size_t n = pack(packing, parts, packed);
+
             for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
                 ByteSource *s = open_bytes(packed, n, packing);
                 bool failed;
@@ -100,6 +101,7 @@ TEST(a_file_cut_anywhere_is_damaged_behind_what_it_still_gives) {
         unsigned char packed[2 * PACKED_ROOM];
         size_t n = pack(packing, 1, packed);
         int64_t before = 0;
+
         for (size_t cut = 1; cut < n; cut++) {
             ByteSource *s = open_bytes(packed, cut, packing);
             bool failed;
@@ -131,6 +133,7 @@ TEST(flipped_bits_are_seen) {
     for (Packing packing = PACKED_GZIP; packing <= PACKED_ZSTD; packing++) {
         unsigned char packed[2 * PACKED_ROOM], out[4 * TEXT_BYTES];
         size_t n = pack(packing, 1, packed);
+
         // gzip does not check the time in its header
         const size_t first = packing == PACKED_GZIP ? 10 : 4;
         for (size_t at = first; at < n; at += 13) {
@@ -210,15 +213,19 @@ TEST(a_window_without_memory_for_it_is_not_called_damage) {
 #ifdef __SANITIZE_ADDRESS__
     skip(); // its memory is not to be limited
 #endif
+
     unsigned char packed[PACKED_ROOM];
     ByteSource *s = open_bytes(packed, pack_window(31, packed), PACKED_ZSTD);
     struct rlimit before, limit;
     Error err;
+
     getrlimit(RLIMIT_AS, &before);
     limit = before, limit.rlim_cur = 1 << 30;
     setrlimit(RLIMIT_AS, &limit);
+
     const int64_t got = byte_source_read(s, packed, 10, &err);
     setrlimit(RLIMIT_AS, &before);
+
     assert_int_equal(got, -1);
     assert_false(byte_source_is_damaged(s));
     assert_non_null(strstr(err.text, "out of memory for the window of this zstd file"));

@@ -81,6 +81,7 @@ static void assert_latest(const char *name, const char *const *words) {
 
 TEST(the_trainers_state_comes_back_exactly) {
     TrainerState s = make_state(123456789012), back;
+
     s.position = ((int64_t)1 << 53) - 1;
     s.seed = UINT64_MAX;
     s.best_val_loss = 1.0 / 3.0;
@@ -96,17 +97,21 @@ TEST(the_trainers_state_comes_back_exactly) {
     s.control.good_steps = 99;
     s.control.micro_steps = UINT32_MAX;
     s.control.updates = INT32_MAX;
+
     s.train = (DataFacts){((int64_t)1 << 53) - 1, UINT64_MAX, UINT64_MAX - 1};
     SourceState sources[] = {{(char *)"a \"b\"/*.bin", 999999, 7, {1, 2, 8}},
                              {(char *)"c", 1, 0, {3, 4, 0}},
                              {(char *)"d", 0, 5, {6, 7, 9}}};
     s.sources = sources, s.source_count = 3, s.mixture_start = 12;
+
     for (int i = 0; i < 200; i++)
         outlier_window_push(&s.control.loss_window, philox_uniform(philox(1, 2, (uint64_t)i).v[0]));
     for (int i = 0; i < 5; i++) outlier_window_push(&s.control.norm_window, 1.0f / (float)(i + 3));
+
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     assert_latest("step_123456789012", NULL);
     assert_ok(checkpoint_load_state(tmp_file("step_123456789012"), &back, &err));
+
     assert_int_equal(back.step, s.step);
     assert_int_equal(back.position, s.position);
     assert_int_equal(back.T, s.T);
@@ -116,6 +121,7 @@ TEST(the_trainers_state_comes_back_exactly) {
     assert_int_equal(back.optimizer, OPTIMIZER_ADAMW);
     assert_memory_equal(&back.train, &s.train, sizeof s.train);
     assert_int_equal(back.val.tokens, 0);
+
     assert_int_equal(back.mixture_start, 12);
     assert_int_equal(back.source_count, 3);
     for (int i = 0; i < 3; i++) {
@@ -124,6 +130,7 @@ TEST(the_trainers_state_comes_back_exactly) {
         assert_int_equal(back.sources[i].drawn, sources[i].drawn);
         assert_memory_equal(&back.sources[i].facts, &sources[i].facts, sizeof sources[i].facts);
     }
+
     assert_true(isnan(back.control.loss));
     back.control.loss = s.control.loss; // which NaN it is does not matter
     assert_memory_equal(&back.control, &s.control, sizeof s.control);
@@ -147,20 +154,24 @@ TEST(a_model_of_another_shape_is_refused) {
     options.config.max_T = 32;
     options.T = 32;
     Model *other = model_of(options);
+
     save(1);
     assert_error(weights_file_load(other, tmp_file("step_00000001"), &err),
                  "a model of L=2,C=80,NH=4,V=130,T=16, expected L=2,C=80,NH=4,V=130,T=32");
     assert_error(
         optimizer_file_load(other, tmp_file("step_00000001"), &err),
         "optimizer.safetensors: tensor exp_avg.transformer.wpe.weight is not the fp32 tensor");
+
     const ModelConfig others[] = {{.max_T = 16, .V = 130, .Vp = 256, .L = 3, .NH = 4, .C = 80},
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 5, .C = 80},
                                   {.max_T = 16, .V = 130, .Vp = 256, .L = 2, .NH = 4, .C = 64},
                                   {.max_T = 16, .V = 131, .Vp = 256, .L = 2, .NH = 4, .C = 80}};
+
     options = *model_options(model);
     options.config.d_ff = 72;
     assert_error(weights_file_load(model_of(options), tmp_file("step_00000001"), &err),
                  "a model of d_ff = 320, expected 72");
+
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         options = *model_options(model);
         options.config = others[i];
@@ -183,8 +194,8 @@ TEST(the_newest_that_verifies_is_found_and_the_others_named) {
                    "step_00000002/config.json: No such file");
 }
 
-// With the tokenizer, which the manifest then covers too. The byte one has more tokens than the
-// model here, which is not this module's business.
+// The tokenizer is saved too, and the manifest then covers it. The byte one has more tokens than
+// the model here, which is not this module's business.
 static void save_with_tokenizer(int64_t step) {
     TrainerState s = make_state(step);
     Tokenizer *bytes = tokenizer_bytes(&err);
@@ -198,12 +209,14 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
     save_with_tokenizer(2);
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
     assert_int_equal(entries_of(tmp_file("step_00000002")), 6);
+
     Tokenizer *bytes = tokenizer_bytes(&err),
               *back = tokenizer_open(tmp_file("step_00000002"), &err);
     if (!back) fail_msg("%s", err.text);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     tokenizer_free(back);
     tokenizer_free(bytes);
+
     assert_latest("step_00000002", NULL);
     unlink(tmp_file("step_00000002/tokenizer_config.json"));
     ASSERT_SKIPPED("step_00000001",
@@ -218,23 +231,27 @@ TEST(a_directory_without_checkpoints_has_none) {
     assert_int_equal(mkdir(tmp_file("step_00000012"), 0755), 0);
     assert_int_equal(mkdir(tmp_file("step_-0000012"), 0755), 0);
     assert_int_equal(mkdir(tmp_file("step_1234567890123456789"), 0755), 0); // 19 digits
+
     bool exists = true;
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_false(exists);
     assert_ok(checkpoint_exists(tmp_file("none"), &exists, &err));
     assert_false(exists);
+
     assert_false(checkpoint_find_latest(tmp_file("none"), &path, &skipped, &err));
     assert_string_equal(err.text, "");
     assert_null(skipped);
+
     save(13);
     assert_ok(checkpoint_exists(tmp.path, &exists, &err));
     assert_true(exists);
+
     write_text(tmp_file("file"), "x");
     assert_error(checkpoint_find_latest(tmp_file("file"), &path, &skipped, &err),
                  "file: cannot open the directory: Not a directory");
 }
 
-// From here on this system call fails.
+// This system call fails from here on.
 static void fail_call(int number, int error) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -349,11 +366,14 @@ TEST(a_failed_save_leaves_the_checkpoints_before_it) {
     const char *const files[] = {"model.safetensors: cannot write",
                                  "model.safetensors: cannot write",
                                  "optimizer.safetensors: cannot write"};
+
     for (int i = 0; i < 3; i++) {
         TrainerState s = make_state(2);
+
         limit_file_size(limits[i]);
         const bool ok = checkpoint_save(tmp.path, model, &s, &err);
         limit_file_size(RLIM_INFINITY);
+
         assert_false(ok);
         assert_message(files[i]);
         assert_int_equal(entries_of(tmp.path), 1);
@@ -392,14 +412,17 @@ TEST(a_save_that_runs_out_of_memory_never_claims_to_be_one) {
     print_message("AddressSanitizer needs the address space for itself\n");
     skip();
 #endif
+
     enum { PROMPT = 12 << 20 }; // its text is put together in memory that doubles
     Save s = {.state = make_state(1)};
     AUTO_FREE char *json = malloc(PROMPT + 64);
     char said[512];
+
     const int n = sprintf(json, "{\"prompt\": \"");
     memset(json + n, 'x', PROMPT);
     memcpy(json + n + PROMPT, "\"}", sizeof "\"}");
     s.state.options_json = json;
+
     for (s.more = 0; s.more < 48u << 20; s.more += 1u << 19) {
         const int status = status_of_child(save_within, &s, said, sizeof said);
         if (!WIFEXITED(status) || WEXITSTATUS(status) > OUT_OF_MEMORY)
@@ -442,6 +465,7 @@ TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
     save(0);
     int64_t last = 0;
     const char *wanted = getenv("KILLS");
+
     for (int round = 0, rounds = wanted ? atoi(wanted) : 12; round < rounds; round++) {
         int status;
         pid_t child = fork();
@@ -449,12 +473,14 @@ TEST(a_kill_at_any_moment_leaves_a_checkpoint_that_verifies) {
             prctl(PR_SET_PDEATHSIG, SIGKILL); // it does not outlive a test that failed
             execl(self, self, tmp.path, (char *)NULL), _exit(1);
         }
+
         // It must get one step further, and then a random part of a few saves.
         while (last_name() <= last && waitpid(child, &status, WNOHANG) == 0) usleep(1000);
         usleep(philox(7, 7, (uint64_t)round).v[0] % 20000);
         kill(child, SIGKILL);
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFSIGNALED(status)); // it did not end by itself, with an error
+
         char *path, *skipped;
         TrainerState s;
         assert_ok(checkpoint_find_latest(tmp.path, &path, &skipped, &err));
@@ -507,11 +533,13 @@ TEST(of_a_checkpoint_that_is_a_link_only_the_link_is_replaced_or_removed) {
         assert_int_equal(rename(tmp_file(name), tmp_file(place)), 0);
         assert_int_equal(symlink(place, tmp_file(name)), 0);
     }
+
     save(2); // over the link
     assert_ok(checkpoint_rotate(tmp.path, 2, 0, 3, &err));
     assert_int_equal(entries_of(tmp.path), 3);
     assert_int_equal(entries_of(tmp_file("elsewhere/step_00000001")), 4);
     assert_int_equal(entries_of(tmp_file("elsewhere/step_00000002")), 4);
+
     struct stat st;
     assert_int_equal(lstat(tmp_file("step_00000002"), &st), 0);
     assert_true(S_ISDIR(st.st_mode));
@@ -533,24 +561,29 @@ TEST(what_a_kill_left_of_a_save_or_a_removal_is_completed_at_the_next_start) {
     static const char step[] = "step_00000002", temporary[] = ".tmp-step_00000002";
     save(1);
     save(2);
+
     assert_int_equal(rename(tmp_file(step), tmp_file(temporary)),
                      0); // the last call of a save, or the first of a removal
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
+
     move_some(step, temporary,
               (const char *const[]){"trainer.json", "config.json", NULL}); // a removal
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
+
     // A save over another one, whose files are larger.
     assert_int_equal(rename(tmp_file(step), tmp_file(temporary)), 0);
     save_with_tokenizer(2);
     assert_latest(step, NULL);
     assert_int_equal(entries_of(tmp.path), 2);
+
     move_some(step, temporary, (const char *const[]){"trainer.json", "model.safetensors", NULL});
     write_text(tmp_file("step_00000002/trainer.json"), "{\"best_val_loss\": 0, \"xxh3\": 1}");
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
     assert_int_equal(entries_of(tmp_file(step)), 6);
+
     // Half of a save: its manifest comes last.
     move_some(step, temporary, (const char *const[]){"model.safetensors", "config.json", NULL});
     checkpoint_clean(tmp.path);

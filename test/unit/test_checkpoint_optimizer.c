@@ -65,6 +65,7 @@ static void fill_compensation(Model *model, int index, uint64_t seed) {
     const int64_t n = elements_in_use(&model_parameters(model)[index], t->weight);
     uint16_t *weight = calloc((size_t)tensor_numel(t->weight), 2),
              *compensation = calloc((size_t)tensor_numel(t->weight), 2);
+
     for (int64_t e = 0; e < n; e++) {
         const uint32_t word = random_word(seed, index, SLOT_COMPENSATION, e);
         weight[e] = float_to_bf16(philox_uniform(word) - 0.5f);
@@ -74,9 +75,11 @@ static void fill_compensation(Model *model, int index, uint64_t seed) {
         compensation[e] = float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) *
                                         step); // below 2^k steps are smaller
     }
+
     model_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);
     model_write_bytes(model, t->compensation, 0, (int64_t)tensor_bytes(t->compensation),
                       compensation);
+
     free(weight);
     free(compensation);
 }
@@ -181,10 +184,12 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     SafetensorsFile *f = safetensors_open(OPTIMIZER_FILE, &err);
     assert_non_null(f);
     assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
+
     const SafetensorsEntry *codes = safetensors_find(f, "exp_avg.transformer.wte.weight");
     const SafetensorsEntry *scales = safetensors_find(f, "exp_avg_scale.transformer.wte.weight");
     const SafetensorsEntry *bias =
         safetensors_find(f, "exp_avg_sq.transformer.h.1.attn.c_attn.bias");
+
     assert_true(codes && scales && bias);
     assert_int_equal(codes->dtype, DTYPE_U8);
     assert_int_equal(codes->shape[0], 256);
@@ -192,9 +197,11 @@ TEST(codes_stand_there_whole_and_numbers_without_the_padding) {
     assert_int_equal(scales->shape[0], 256 * 40 / STATE_BLOCK);
     assert_int_equal(bias->dtype, DTYPE_FP32);
     safetensors_close(f);
+
     model = model_of(small_model_options(OPTIMIZER_ADAMW_BF16, DTYPE_BF16));
     save(model);
     f = safetensors_open(OPTIMIZER_FILE, &err);
+
     const SafetensorsEntry *moment = safetensors_find(f, "exp_avg.transformer.wte.weight");
     assert_int_equal(moment->dtype, DTYPE_BF16);
     assert_int_equal(moment->shape[0], 130);
@@ -212,7 +219,7 @@ TEST(a_checkpoint_that_names_no_optimizer_or_another_one_is_refused) {
                  "names no optimizer that this version knows");
 }
 
-// What of trainer.json cannot be: test_checkpoint.c.
+// test_checkpoint.c has what trainer.json cannot say.
 TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused) {
     static const char *const edits[][3] = {
         {"\"adamw8bit\"", "\"adamw7bit\"", "names no optimizer that this version knows"},

@@ -90,11 +90,13 @@ TEST(files_are_read_as_they_were_written) {
     assert_int_equal(sets.count, 1);
     assert_string_equal(choices_name(sets.sets[0]), "set");
     assert_int_equal(choices_count(sets.sets[0]), EXAMPLES);
+
     const uint16_t *w = f->words;
     for (int i = 0; i < EXAMPLES; i++) {
         const ChoiceExample e = choices_example(sets.sets[0], i);
         assert_int_equal(e.label, w[3]);
         assert_int_equal(e.completions, w[4]);
+
         w += 5;
         assert_int_equal(e.context_tokens, *w);
         assert_memory_equal(e.context, w + 1, *w * 2u);
@@ -105,12 +107,14 @@ TEST(files_are_read_as_they_were_written) {
             w += 1 + *w;
         }
     }
+
     choices_close(&sets);
 }
 
 TEST(files_of_one_name_are_told_apart_by_their_place) {
     const TmpDir before = tmp, own = tmpdir_make();
     char pattern[4096];
+
     tmp = own;
     for (int i = 0; i < 3; i++) {
         const char *const directories[] = {"a", "b", "c"};
@@ -119,6 +123,7 @@ TEST(files_of_one_name_are_told_apart_by_their_place) {
         snprintf(file, sizeof file, "%s/arc.bin", directories[i]);
         write_file(file_of_all_kinds(), file);
     }
+
     snprintf(pattern, sizeof pattern, "%s/*/arc.bin", own.path);
     ChoiceSets sets;
     assert_true(choices_open(&sets, pattern, V, &err));
@@ -126,6 +131,7 @@ TEST(files_of_one_name_are_told_apart_by_their_place) {
     assert_string_equal(choices_name(sets.sets[1]), "arc.2");
     assert_string_equal(choices_name(sets.sets[2]), "arc.3");
     choices_close(&sets);
+
     tmpdir_remove(&own);
     tmp = before;
 }
@@ -135,16 +141,20 @@ TEST(a_pattern_opens_its_files_in_the_order_of_names) {
     const char *const sorted[] = {"Upper", "arc", "arc.challenge", "zebra"};
     char pattern[4096];
     const TmpDir before = tmp, own = tmpdir_make();
+
     tmp = own;
     for (int i = 0; i < 4; i++) write_file(file_of_all_kinds(), names[i]);
     snprintf(pattern, sizeof pattern, "%s/*", own.path);
+
     ChoiceSets sets;
     assert_true(choices_open(&sets, pattern, V, &err));
     assert_int_equal(sets.count, 4);
     for (int i = 0; i < 4; i++) assert_string_equal(choices_name(sets.sets[i]), sorted[i]);
+
     choices_close(&sets);
     snprintf(pattern, sizeof pattern, "%s/none_*.bin", own.path);
     refused_path(pattern, "none_*.bin");
+
     tmpdir_remove(&own);
     tmp = before;
 }
@@ -214,11 +224,13 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
         static Scored s;
         int64_t correct = 0, correct_normalised = 0, examples_cut = 0;
         score(model, all.sets[0], &s);
+
         for (int i = 0; i < EXAMPLES; i++) {
             const ChoiceExample e = choices_example(all.sets[0], i);
             int best = 0, best_mean = 0;
             bool any_cut = false;
             double losses[CHOICES_MAX];
+
             for (int k = 0; k < e.completions; k++) {
                 bool cut;
                 losses[k] = plain_loss(model, &e, k, contexts[c], &cut);
@@ -230,9 +242,11 @@ TEST(losses_are_those_of_a_plain_pass_for_every_completion) {
                     losses[best_mean] * (double)e.completion_tokens[k])
                     best_mean = k;
             }
+
             correct += best == e.label, correct_normalised += best_mean == e.label,
                 examples_cut += any_cut;
         }
+
         assert_int_equal(s.score.examples, EXAMPLES);
         assert_int_equal(s.score.correct, correct);
         assert_int_equal(s.score.correct_normalised, correct_normalised);

@@ -25,7 +25,7 @@ TestFixture test_each = {fresh_directory, remove_directory};
 
 static void put(const char *key, int value) { choices_file_put(key, &value, sizeof value); }
 
-// As another process sees it: from the file.
+// Reads the file as another process sees it.
 static int get_again(const char *key) {
     int value = -1;
     choices_file_close();
@@ -55,8 +55,8 @@ static char *said_at(const char *key, int expected) {
     return (char *)read_bytes(file, &size);
 }
 
-// In a process of its own, and before the other tests damage the file: it is said once in each
-// process.
+// The test has a process of its own, before the other tests damage the file: the message comes once
+// in each process.
 TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
     size_t size;
     const pid_t child = fork();
@@ -64,24 +64,27 @@ TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
         put("one", 1), put("two", 2);
         AUTO_FREE char *whole = said_at("one", 1);
         if (whole && *whole) fail_msg("%s", whole);
+
         char *text = (char *)read_bytes(cache_file, &size);
         char *digit = strchr(text, '\t') + 1; // of the first line, which is the newest entry
         *digit = *digit == '0' ? '1' : '0';   // another value: the checksum tells
         write_bytes(cache_file, text, size);
         free(text);
+
         AUTO_FREE char *first = said_at("two", -1), *again = said_at("one", 1);
         assert_non_null(strstr(first, ": 1 damaged line, "));
         assert_non_null(strstr(first, cache_file));
         assert_string_equal(again ? again : "", "");
         _exit(0);
     }
+
     int status;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
 }
 
-// As a checkpoint keeps it. What was not asked for is no part of it, and what stands in the file
-// does not count.
+// A checkpoint keeps what a run used. What was not asked for is no part of it, and what stands in
+// the file does not count.
 TEST(what_a_run_used_is_taken_before_the_file) {
     put("a", 1), put("b", 2);
     assert_int_equal(get_again("a"), 1);
@@ -132,6 +135,7 @@ TEST(damage_costs_what_was_damaged) {
     put("first", 1), put("second", 2), put("third", 3);
     size_t size;
     AUTO_FREE char *text = (char *)read_bytes(cache_file, &size);
+
     for (size_t bit = 0; bit < 8 * size; bit++) {
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
         write_bytes(cache_file, text, size);
@@ -140,6 +144,7 @@ TEST(damage_costs_what_was_damaged) {
         assert_int_equal(other, 0);
         text[bit / 8] = (char)(text[bit / 8] ^ 1 << bit % 8);
     }
+
     for (size_t length = 0; length <= size; length++) {
         write_bytes(cache_file, text, length);
         int other;
@@ -147,6 +152,7 @@ TEST(damage_costs_what_was_damaged) {
         assert_int_equal(other, 0);
         if (length == size) assert_int_equal(missing, 0);
     }
+
     write_bytes(cache_file, text, size / 2);
     choices_file_close();
     put("fourth", 4);
@@ -188,6 +194,7 @@ TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept) {
 
 TEST(a_file_that_cannot_be_used_is_no_error) {
     const char *places[] = {"off", "/dev/null", "/nonexistent/directory/tuning", tmp.path};
+
     for (int i = 0; i < 4; i++) {
         setenv("PRETRAIN_CACHE", places[i], 1);
         choices_file_close();
@@ -197,9 +204,11 @@ TEST(a_file_that_cannot_be_used_is_no_error) {
         assert_int_equal(value, 5);
         assert_int_equal(get_again("kept in memory"), -1);
     }
+
     struct stat st;
     assert_true(stat("/dev/null", &st) == 0 && S_ISCHR(st.st_mode));
     assert_int_equal(access("off", F_OK), -1);
+
     assert_int_equal(mkfifo(cache_file, 0600),
                      0); // nobody writes into it: reading would wait for ever
     setenv("PRETRAIN_CACHE", cache_file, 1);
@@ -268,6 +277,7 @@ TEST(what_another_process_found_meanwhile_stays) {
 TEST(processes_share_the_file) {
     enum { WRITERS = 4, ENTRIES = 25 };
     pid_t writers[WRITERS];
+
     for (int w = 0; w < WRITERS; w++) {
         writers[w] = fork();
         if (writers[w] == 0) {
@@ -279,20 +289,24 @@ TEST(processes_share_the_file) {
             _exit(0);
         }
     }
+
     int status, failed = 0;
     for (int w = 0; w < WRITERS; w++)
         failed += waitpid(writers[w], &status, 0) != writers[w] || status != 0;
     assert_int_equal(failed, 0);
+
     size_t size;
     AUTO_FREE char *text = (char *)read_bytes(cache_file, &size);
     char key[32];
     int lines = 0, found = 0;
+
     for (size_t i = 0; i < size; i++) lines += text[i] == '\n';
     for (int w = 0; w < WRITERS; w++)
         for (int i = 0; i < ENTRIES; i++) {
             snprintf(key, sizeof key, "writer %d entry %d", w, i);
             found += get_again(key) == i;
         }
+
     assert_int_equal(found, lines); // every line is whole
     assert_true(
         // a process keeps its own in memory, so the last writer wrote all of its own

@@ -16,7 +16,7 @@
 
 enum { MOST = 10, LARGE = 4 << 20 };
 
-// What a process leaves to the test.
+// A process leaves this to the test.
 typedef struct {
     bool opened, ok;
     Error err;
@@ -70,6 +70,7 @@ TestFixture test_each = {setup, teardown};
 static int start(int rank, int size, Body body) {
     const int i = started++;
     memset(&results[i], 0, sizeof results[i]);
+
     fflush(NULL);
     if ((pids[i] = fork()) == 0) {
         signal(SIGABRT, SIG_DFL);
@@ -82,6 +83,7 @@ static int start(int rank, int size, Body body) {
         if (channel) channel->close(0);
         _exit(0);
     }
+
     assert_true(pids[i] > 0);
     return i;
 }
@@ -345,9 +347,11 @@ TEST(strangers_are_not_waited_for) {
                                        "LLMC", "\xFF\xFF\xFF\xFF"};
     const int zero = start(0, 3, barrier);
     int held[24], count = 0;
+
     char hello[512]; // the right beginning, and then numbers that are too large and no ends of text
     memset(hello, 0xFF, sizeof hello);
     memcpy(hello, "LLMCHEL2", 8);
+
     for (int i = 0; i < 20; i++) { // some remain open, for a second each, some are closed
         const int fd = connect_to_run();
         const char *said = SAID[i % 5];
@@ -357,6 +361,7 @@ TEST(strangers_are_not_waited_for) {
         else
             close(fd);
     }
+
     held[count] = connect_to_run();
     assert_true(send(held[count++], hello, sizeof hello, MSG_NOSIGNAL) > 0);
     memcpy(hello + 8, &(uint32_t[3]){3, 70000, 0}, 12); // the right size and run
@@ -364,6 +369,7 @@ TEST(strangers_are_not_waited_for) {
     snprintf(hello + 20, 64, "%s", run.run_id);
     held[count] = connect_to_run();
     assert_true(send(held[count++], hello, sizeof hello, MSG_NOSIGNAL) > 0);
+
     for (int r = 1; r < 3; r++) start(r, 3, barrier);
     assert_succeeded(zero), assert_succeeded(1), assert_succeeded(2);
     while (count > 0) close(held[--count]);
@@ -425,17 +431,21 @@ TEST(a_process_that_says_hello_and_then_nothing_is_named) {
 TEST(missing_processes_are_named) {
     const int listener = listen_for_run();
     const Place right = run;
+
     snprintf(run.run_id, sizeof run.run_id, "\x1B[2J");
     const int wrong = start(1, 4, barrier);
     run = right;
     const int other = start(2, 4, barrier);
+
     assert_int_equal(poll(&(struct pollfd){.fd = listener, .events = POLLIN}, 1, -1), 1);
     char number[16];
     snprintf(number, sizeof number, "%d", listener);
     setenv(COMM_LISTENER, number, 1);
     setenv("COMM_START_SECONDS", "5", 1);
+
     const int zero = start(0, 4, barrier);
     close(listener);
+
     assert_failed(wrong, "its run is '\\x1B[2J'");
     assert_failed(zero, "not all 4 processes came within 5 s; missing: 1 3; process 1 on ");
     assert_non_null(strstr(results[zero].err.text,
@@ -572,7 +582,7 @@ TEST(abort_ends_the_calls_of_all) {
     }
 }
 
-// Its first message may have been sent.
+// The first barrier may pass: its first message may have been sent.
 static bool two_barriers(const Channel *channel, const Place *place, Error *err) {
     return barrier(channel, place, err) && barrier(channel, place, err);
 }
@@ -627,12 +637,14 @@ TEST(calls_that_differ_are_reported_to_all) {
     } CASES[] = {{gather_16, "gather of 16 bytes"},
                  {broadcast_8, "broadcast of 8 bytes"},
                  {gather_much, "gather of 67108864 bytes"}};
+
     for (int i = 0; i < 3; i++) {
         char message[700];
         snprintf(message, sizeof message,
                  "the processes make different calls: process 0 gather of 8 bytes, call 1; process "
                  "1 %s, call 1",
                  CASES[i].name);
+
         odd_call = CASES[i].call;
         run.port = free_port(run.host);
         started = 0;

@@ -15,7 +15,7 @@ enum { MOST = 4 };
 // others no process may exceed it by chance.
 static const double LIMIT = 4, LONG_LIMIT = 300;
 
-// What a process leaves to the test.
+// A process leaves this to the test.
 typedef struct {
     _Atomic int started; // comm_start has returned
     bool ok, is_lost;
@@ -219,7 +219,7 @@ static void assert_waited(int rank, const char *words) {
     assert_said(rank, named(rank, text)), assert_said(rank, words);
 }
 
-// Those that wait for it say so, each for itself, or learn it from the first.
+// The processes that wait for it say so, each for itself, or learn it from the first.
 TEST(a_process_that_is_stopped_is_not_waited_for_longer_than_the_limit) {
     limit = LIMIT;
     start(3, (Body[]){wait_in_call, compute, compute});

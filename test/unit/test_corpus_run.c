@@ -64,7 +64,7 @@ static int run(const CorpusOptions *options, Error *err) {
     return status;
 }
 
-// In a process of its own, which dies when block number `at` has been written; true: it did.
+// A process of its own runs this, and dies when block number `at` has been written; true: it did.
 static bool run_killed(const CorpusOptions *options, int at) {
     const pid_t child = fork();
     if (child == 0) {
@@ -103,7 +103,7 @@ static void start_over(void) {
     tmpdir_remove(&dir);
 }
 
-// What an undisturbed run writes, and how many blocks it has.
+// Finds what an undisturbed run writes, and how many blocks it has.
 static uint64_t whole(const CorpusOptions *options, int *count) {
     Error err;
     if (run(options, &err) != EXIT_OK) fail_msg("%s", err.text);
@@ -194,23 +194,28 @@ TEST(a_run_that_fails_while_it_moves_its_shards_takes_them_back) {
     const CorpusOptions options = options_of(t);
     CorpusOptions forced = options;
     forced.force = true;
+
     int count;
     const uint64_t expected = whole(&options, &count);
+
     for (size_t i = 0; i < sizeof obstacles / sizeof *obstacles; i++) {
         char name[60], inside[80];
         Error err;
         snprintf(name, sizeof name, "out/%s", obstacles[i]);
         snprintf(inside, sizeof inside, "%s/in", name);
+
         mkdir(out, 0777), mkdir(tmp_file(name), 0777);
         write_bytes(tmp_file(inside), "x", 1);
         write_shard(tmp_file("out/val_000099.bin")); // what an earlier run left
         assert_int_equal(run(&forced, &err), EXIT_RUN_FAILED);
         unlink(tmp_file(inside)), rmdir(tmp_file(name));
-        // What is in the way of the manifest stops the run before it removes anything.
+
+        // An obstacle to the manifest stops the run before it removes anything.
         if (i == 3) unlink(tmp_file("out/val_000099.bin"));
         assert_int_equal(rmdir(out), 0);
         assert_whole(&options, expected);
     }
+
     tokenizer_free(t);
 }
 
@@ -219,11 +224,14 @@ TEST(a_run_that_was_killed_while_it_moved_its_shards_is_replaced_without_force) 
     const CorpusOptions options = options_of(t);
     static const char *const last[] = {"manifest.json", "val_000000.bin", "tokenizer.json",
                                        "train_000001.bin"};
+
     int count;
     const uint64_t expected = whole(&options, &count);
+
     for (int moved_back = 1; moved_back <= (int)(sizeof last / sizeof *last); moved_back++) {
         Error err;
         if (run(&options, &err) != EXIT_OK) fail_msg("%s", err.text);
+
         mkdir(tmp_file("out/.tmp-prepare"), 0777);
         for (int i = 0; i < moved_back; i++) {
             char from[60], to[80];
@@ -231,8 +239,10 @@ TEST(a_run_that_was_killed_while_it_moved_its_shards_is_replaced_without_force) 
             snprintf(to, sizeof to, "%s/.tmp-prepare/%s", out, last[i]);
             assert_int_equal(rename(from, to), 0);
         }
+
         if (moved_back % 2) assert_true(run_killed(&options, 2));
         assert_whole(&options, expected);
     }
+
     tokenizer_free(t);
 }

@@ -77,11 +77,13 @@ TEST(a_cut_changes_no_token_and_is_in_no_word) {
         {"world's hello", 2, 5},           //
         {"hello", 2, 2},                   // one long word
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int64_t cut =
             corpus_cut(toy, cases[i].text, (int64_t)strlen(cases[i].text), cases[i].from);
         if (cut != cases[i].cut) fail_msg("\"%s\": cut at %d", cases[i].text, (int)cut);
     }
+
     static char newlines[CUT_SEARCH]; // one look at each, not at all before it
     memset(newlines, '\n', sizeof newlines);
     newlines[CUT_SEARCH - 1] = 'a';

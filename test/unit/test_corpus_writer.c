@@ -35,12 +35,14 @@ static void append(CorpusSide side, int from, int to) {
 static void assert_side_counts_up_to(CorpusSide side, int count) {
     char pattern[40];
     snprintf(pattern, sizeof pattern, "%s_*.bin", corpus_side_names[side]);
+
     ShardSet set;
     assert_ok(shards_open(&set, tmp_file(pattern), 1, &err));
     assert_int_equal(set.num_tokens, count);
     assert_int_equal(set.count, (count + SHARD_TOKENS - 1) / SHARD_TOKENS);
     assert_int_equal(set.vocab, VOCAB);
     assert_int_equal(set.eot, EOT);
+
     for (int64_t i = 0; i < set.num_windows; i++) {
         uint16_t tokens[2];
         const char *path;
@@ -51,6 +53,7 @@ static void assert_side_counts_up_to(CorpusSide side, int count) {
         assert_int_equal(tokens[0], number * SHARD_TOKENS + offset);
         assert_int_equal(tokens[1], tokens[0] + 1);
     }
+
     shards_close(&set);
 }
 

@@ -58,8 +58,10 @@ static void check_tree(int groups, DType dtype) {
     float in[N], sums[N], losses[MOST * B];
     uint16_t narrow[N];
     assert_ok(step_share_make(&share, groups * 3, B, groups, 0, 1, &err));
+
     DataParallel *shared = data_parallel_create(&share, model, true, &err);
     data_parallel_begin(shared);
+
     for (int g = 0; g < groups; g++) {
         for (int64_t e = 0; e < N; e++) in[e] = gradient(g, e);
         convert_elements(narrow, dtype == DTYPE_FP32 ? DTYPE_BF16 : dtype, in, DTYPE_FP32, N);
@@ -70,8 +72,10 @@ static void check_tree(int groups, DType dtype) {
                           losses);
         data_parallel_end_group(shared, g);
     }
+
     assert_ok(data_parallel_end(shared, &err));
     data_parallel_destroy(shared);
+
     model_read_bytes(model, all, 0, N * (int64_t)dtype_size(dtype),
                      dtype == DTYPE_FP32 ? (void *)sums : narrow);
     if (dtype != DTYPE_FP32) convert_elements(sums, DTYPE_FP32, narrow, dtype, N);
@@ -79,6 +83,7 @@ static void check_tree(int groups, DType dtype) {
         const float want = tree(0, groups, e, dtype);
         assert_memory_equal(&sums[e], &want, sizeof want);
     }
+
     assert_int_equal(tensor_numel(model_step_losses(model)), groups * B);
     model_read_bytes(model, model_step_losses(model), 0, groups * B * (int64_t)sizeof(float),
                      losses);
@@ -110,20 +115,24 @@ TEST(sums_take_the_memory_of_a_binary_counter) {
 TEST(each_group_draws_its_own_random_bits_whoever_computes_it) {
     enum { GROUPS = 8, WINDOWS = 19, MICRO_BATCH = 2, STRIDE = 2 }; // groups of 2 or 3 sequences
     ModelOptions options = *model_options(model_of_groups(GROUPS, DTYPE_BF16));
+
     for (int processes = 1; processes <= GROUPS; processes *= 2)
         for (int rank = 0; rank < processes; rank++) {
             StepShare share;
             assert_ok(step_share_make(&share, WINDOWS, MICRO_BATCH, GROUPS, rank, processes, &err));
+
             options.group_count = share.count;
             Model *model = model_of(options);
             DataParallel *shared = data_parallel_create(&share, model, true, &err);
             data_parallel_begin(shared);
+
             for (int g = 0; g < share.count; g++) {
                 assert_int_equal(model_get_control(model).micro_steps, (share.first + g) * STRIDE);
                 micro_step_count(model_control(model),
                                  ceil_div(step_share_windows(&share, g), MICRO_BATCH));
                 data_parallel_end_group(shared, g);
             }
+
             if (processes == 1)
                 assert_ok(data_parallel_end(shared, &err)); // the exchange needs the others
             data_parallel_destroy(shared);
@@ -137,6 +146,7 @@ TEST(shares_are_consecutive_and_hold_every_sequence_once) {
         for (int processes = 1; processes <= 8; processes *= 2) {
             int64_t sum = 0;
             int next = 0;
+
             for (int rank = 0; rank < processes; rank++) {
                 StepShare share;
                 assert_ok(step_share_make(&share, windows, 4, 8, rank, processes, &err));
@@ -147,6 +157,7 @@ TEST(shares_are_consecutive_and_hold_every_sequence_once) {
                     sum += step_share_windows(&share, g);
                 }
             }
+
             assert_int_equal(sum, windows);
         }
 }
@@ -160,12 +171,14 @@ TEST(only_powers_of_two_of_groups_fall_to_a_process) {
                  {6, 6, NULL},       {8, 4, NULL},          {12, 3, NULL},
                  {6, 2, "1, 3, 6."}, {8, 3, "1, 2, 4, 8."}, {12, 2, "1, 3, 6, 12."},
                  {4, 8, "1, 2, 4."}};
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const bool ok =
             step_share_make(&share, 100, 4, cases[i].groups, 0, cases[i].processes, &err);
         assert_int_equal(ok, cases[i].possible == NULL);
         if (cases[i].possible) assert_non_null(strstr(err.text, cases[i].possible));
     }
+
     assert_false(step_share_make(&share, 7, 4, 8, 0, 1, &err));
     assert_non_null(strstr(err.text, "7 sequences"));
 }

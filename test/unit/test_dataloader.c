@@ -50,13 +50,13 @@ static void open_loader(DataLoaderOptions options) {
     assert_ok(loader = dataloader_create(&options, &err));
 }
 
-// Of a batch that must be there.
+// Counts the windows of a batch that must be there.
 static int64_t next_count(void) {
     assert_ok(dataloader_next(loader, &got, &count, &err));
     return count;
 }
 
-// Which window these T + 1 tokens are; fails if they are none.
+// Finds the window that these T + 1 tokens are; fails if they are none.
 static int64_t window_of(const uint16_t *tokens) {
     for (int i = 0; i <= T; i++) assert_int_equal(tokens[i], tokens[0] + i);
     assert_int_equal(tokens[0] % T, 0);
@@ -132,14 +132,17 @@ TEST(a_loader_goes_on_from_the_position_of_another) {
 TEST(loaders_of_groups_share_the_windows_of_each_step) {
     enum { STEP = 19, STEPS = 5, BATCH = 2 };
     int64_t whole[STEP * STEPS], windows[STEP * STEPS];
+
     open_loader(options_of(BATCH, STEP));
     read_windows(whole, STEP * STEPS);
+
     for (int64_t groups = 1; groups <= STEP; groups += 3)
         for (int64_t first = 0; first < groups; first++)
             for (int64_t n = 1; first + n <= groups; n += 2) {
                 DataLoaderOptions options = options_of(BATCH, STEP);
                 options.groups = groups, options.first_group = first, options.group_count = n;
                 open_loader(options);
+
                 for (int64_t step = 0; step < STEPS; step++)
                     for (int64_t g = first; g < first + n; g++) {
                         const int64_t begin = STEP * g / groups, end = STEP * (g + 1) / groups;
@@ -173,6 +176,7 @@ TEST(a_buffer_stays_untouched_until_the_second_next_call) {
         options.ring = ring;
         open_loader(options);
         const uint16_t *before = NULL;
+
         for (int64_t call = 0; call < 200; call++) {
             assert_int_equal(next_count(), 2);
             if (call % 20 == 0) usleep(2000); // time for the reader to do harm
@@ -193,11 +197,13 @@ TEST(an_error_comes_when_its_batch_is_due_and_stays) {
     options.shuffle = false;
     // window 32 is the last good one: the batch of windows 30 to 34 fails
     options.vocab = 33 * T + 1;
+
     for (int ring = 2; ring <= 12; ring += 5) {
         options.ring = ring;
         open_loader(options);
         usleep(3000); // long enough for the reader to meet the bad token early
         int64_t windows[30];
+
         read_windows(windows, 30);
         for (int call = 0; call < 3; call++) {
             // Token 33 T + 1 of all is token 33 T + 1 - 25 T of the second file.

@@ -19,7 +19,7 @@ static bool all_zero(const unsigned char *p, size_t n) {
     return true;
 }
 
-// By another way than the backend's: what the kernel says.
+// The kernel says it, by another way than the backend's.
 static const char *best_vector_code(void) {
     bool avx2 = false, avx512 = false, bf16 = false, amx = false;
     char flags[8192];
@@ -47,12 +47,14 @@ TEST(the_vector_code_is_the_best_of_the_processor_or_the_one_asked_for) {
                  {"auto", CPU_AVX2, CPU_AUTO},
                  {"baseline", CPU_BASELINE, CPU_BASELINE},
                  {"avx2", CPU_AVX2, CPU_AVX2}};
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         CpuCodeChoice wanted, chosen;
         assert_ok(cpu_choose_code(&wanted, cases[i].environment, has, "Old", &chosen, &err));
         assert_int_equal(chosen, cases[i].chosen);
         assert_int_equal(wanted, cases[i].limit);
     }
+
     CpuCodeChoice wanted, chosen;
     assert_error(cpu_choose_code(&wanted, "avx512", has, "Old", &chosen, &err),
                  "PRETRAIN_CPU=avx512: this processor (Old)");
@@ -76,16 +78,19 @@ TEST(the_facts_name_the_machine) {
     const DeviceFacts *f = device_facts();
     assert_string_equal(f->backend, "cpu");
     assert_non_null(strstr(f->name, "2 threads"));
+
     char code[64];
     const char *asked = getenv("PRETRAIN_CPU");
     snprintf(code, sizeof code, "vector code %s, oneDNN ",
              asked && *asked ? asked : best_vector_code());
     assert_non_null(strstr(f->libraries, code));
+
     assert_int_equal(f->units, 2);
     assert_true(f->memory_free > 0 && f->memory_free <= f->memory_total);
     assert_true(f->supports[DTYPE_FP32] && f->supports[DTYPE_BF16] && !f->supports[DTYPE_FP16]);
     assert_true(f->supports[f->default_dtype]);
     assert_string_equal(f->attention, ""); // one way only: nothing to tell
+
     DeviceSensors sensors = {.power_watts = 1.0};
     assert_false(device_sensors(&sensors)); // a CPU has none
     assert_true(sensors.power_watts == 0.0);
@@ -166,7 +171,7 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     for (int i = 0; i < 2; i++) {
         DeviceSpeed speed;
-        // What libraries and allocator keep is there after the first time; 64 MiB of buffers come
+        // Libraries and the allocator keep what they took the first time; 64 MiB of buffers come
         // and go each time.
         assert_true(speed_measure(dtypes[i], 64 << 20, &speed, &err));
         assert_true(speed.matmul_flops > 0 && isfinite(speed.matmul_flops));
@@ -189,14 +194,18 @@ TEST(nothing_reads_or_writes_a_workspace_that_was_taken_back) {
     char *workspace = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     char *memory = device_alloc(3 * matrix, &err);
     DeviceSpeed speed;
+
     assert_true(workspace != MAP_FAILED && memory);
+
     ops_set_workspace(workspace, (int64_t)bytes);
     matmul_forward(tensor_make(memory, DTYPE_BF16, "out", 1024, 3072, 0, 0),
                    tensor_make(memory + matrix, DTYPE_BF16, "in", 1024, 768, 0, 0),
                    tensor_make(memory + 2 * matrix, DTYPE_BF16, "weight", 3072, 768, 0, 0),
                    tensor_none());
+
     ops_set_workspace(NULL, 0);
     assert_int_equal(munmap(workspace, bytes), 0);
+
     assert_true(speed_measure(DTYPE_FP32, 64 << 20, &speed, &err));
     assert_true(speed_measure(DTYPE_BF16, 64 << 20, &speed, &err));
     device_free(memory);

@@ -125,16 +125,19 @@ TEST(every_tensor_stands_in_the_directory_with_its_bits) {
 static void check_directories(void) {
     const DType runs[] = {DTYPE_FP32, DTYPE_BF16};
     Model *source = make_model(DTYPE_FP32, false);
+
     for (int d = 0; d < 3; d++) {
         fill_model(source, file_dtypes[d]);
         export_to(tmp_file("given"), source, file_dtypes[d]);
         for (int r = 0; r < 2; r++) {
             if (!device_facts()->supports[runs[r]]) continue;
+
             Model *m = make_model(runs[r], true), *resumed = make_model(runs[r], true);
             assert_ok(weights_file_load(m, tmp_file("given"), &err));
             export_to(tmp_file("made"), m, file_dtypes[d]);
             assert_same_files(tmp_file("given/model.safetensors"),
                               tmp_file("made/model.safetensors"));
+
             assert_ok(checkpoint_save(tmp.path, m, &first_step, &err));
             assert_ok(weights_file_load(resumed, tmp_file("step_00000001"), &err));
             export_to(tmp_file("made"), resumed, file_dtypes[d]);
@@ -160,21 +163,25 @@ TEST(a_model_of_others_is_moved_aside) {
     static const char *const kept[] = {"model.1/model.safetensors", "model.1/config.json",
                                        "model.gguf.1"};
     static const char *const content[] = {"mine", "mine", "GGUF of another"};
+
     Model *m = make_model(DTYPE_FP32, false);
     assert_ok(directory_make(tmp_file("model"), &err));
     for (int i = 0; i < 3; i++) write_text(tmp_file(files[i]), content[i]);
     write_llmc(tmp_file("model.bin"), &config, DTYPE_FP32, 0, random_bits); // of llm.c itself
     write_llmc(tmp_file("twin.bin"), &config, DTYPE_FP32, 0, random_bits);
+
     for (int round = 0; round < 2; round++) { // the second export replaces the first
         export_to(tmp_file("model"), m, DTYPE_FP32);
         export_to(tmp_file("model.bin"), m, DTYPE_FP32);
         export_to(tmp_file("model.gguf"), m, DTYPE_FP32);
         assert_int_equal(entries_of(tmp.path), 7);
     }
+
     for (int i = 0; i < 3; i++) {
         AUTO_FREE char *text = read_text(tmp_file(kept[i]));
         assert_string_equal(text, content[i]);
     }
+
     assert_same_files(tmp_file("model.bin.1"), tmp_file("twin.bin"));
 }
 
@@ -211,10 +218,12 @@ TEST(rounding_is_to_nearest_even) {
     const float values[4] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-11f, 1.0f + 0x3p-11f};
     const float expected[2][4] = {{1.0f, 1.0f + 0x1p-6f, 1.0f, 1.0f},
                                   {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f, 1.0f + 0x1p-9f}};
+
     const int index = parameter_index(&config, PARAM_WPE, 0);
     float row[80] = {0}, out[4];
     memcpy(row, values, sizeof values);
     model_set_weight(m, index, 0, 1, row);
+
     for (int d = 0; d < 2; d++) {
         export_to(tmp_file("model"), m, d ? DTYPE_FP16 : DTYPE_BF16);
         SafetensorsFile *f = safetensors_open(tmp_file("model/model.safetensors"), &err);
@@ -228,10 +237,12 @@ TEST(rounding_is_to_nearest_even) {
 TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     Model *m = make_model(DTYPE_FP32, false);
     const int index = parameter_index(&config, PARAM_FCW, 1);
+
     float row[80] = {0};
     row[79] = 65519.9f; // rounds down to the largest fp16, 65504
     model_set_weight(m, index, 319, 1, row);
     export_to(tmp_file("model"), m, DTYPE_FP16);
+
     row[79] = -65520.0f;
     model_set_weight(m, index, 319, 1, row);
     assert_false(export_model(tmp_file("other"), &(HuggingFaceModel){.model = m, .eot = -1},
@@ -239,12 +250,14 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
     assert_message("tensor transformer.h.1.mlp.c_fc.weight has the value -65520, which fp16 cannot "
                    "represent; write "
                    "the model in bf16");
+
     row[79] = 3.4e38f;
     model_set_weight(m, index, 319, 1, row);
     assert_error(export_model(tmp_file("other.bin"), &(HuggingFaceModel){.model = m, .eot = -1},
                               EXPORT_BF16, &err),
                  "transformer.h.1.mlp.c_fc.weight has the value 3.4e+38, which bf16 cannot "
                  "represent; write the model in fp32");
+
     assert_int_equal(entries_of(tmp.path), 1); // nothing of the failed ones
 }
 
@@ -253,6 +266,7 @@ TEST(values_beyond_a_type_are_an_error_that_names_the_tensor) {
 TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
     static const char *const types[] = {"\"float32\"", "\"float16\"", "\"bfloat16\""};
     Model *m = make_model(DTYPE_FP32, false);
+
     for (int d = 0; d < 3; d++) {
         assert_ok(export_model(tmp_file("model"), &(HuggingFaceModel){.model = m, .eot = 129},
                                (ExportType)d, &err));
@@ -262,21 +276,24 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
         assert_int_equal(entries_of(tmp_file("model")),
                          2); // no tokenizer is known, none is written
     }
+
     Tokenizer *bytes = tokenizer_bytes(&err);
     assert_ok(export_model(tmp_file("model"),
                            &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
                            EXPORT_FP32, &err));
+
     Tokenizer *back = tokenizer_open(tmp_file("model"), &err);
     assert_ok(back);
     assert_true(tokenizer_fingerprint(back) == tokenizer_fingerprint(bytes));
     AUTO_FREE char *text = read_text(tmp_file("model/tokenizer_config.json"));
     assert_true(strstr(text, "<|endoftext|>") && strstr(text, "\"model_max_length\":\t16"));
+
     tokenizer_free(back), tokenizer_free(bytes);
 }
 
 // ----------------------------------------------------------------------------------- where it goes
 
-// What is refused: test/refusals.txt.
+// test/refusals.txt has what is refused.
 TEST(a_check_before_the_training_leaves_nothing_behind) {
     assert_ok(export_check(tmp_file("model"), EXPORT_FP16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.bin"), EXPORT_BF16, &config, NULL, &err));
@@ -289,6 +306,7 @@ TEST(a_check_before_the_training_leaves_nothing_behind) {
 TEST(an_earlier_export_is_replaced_as_a_whole) {
     Model *m = make_model(DTYPE_FP32, false);
     const char *slashes = tmp_file("model//"), *bin = tmp_file("model.bin");
+
     for (int round = 0; round < 2; round++) { // with a tokenizer, then without one
         fill_model(m, round ? DTYPE_BF16 : DTYPE_FP16);
         Tokenizer *t = round ? NULL : tokenizer_bytes(&err);
@@ -297,10 +315,12 @@ TEST(an_earlier_export_is_replaced_as_a_whole) {
                                EXPORT_FP32, &err));
         assert_ok(export_check(bin, EXPORT_FP32, &config, NULL, &err));
         export_to(bin, m, DTYPE_FP32);
+
         assert_int_equal(entries_of(tmp_file("model")), round ? 2 : 4);
         assert_int_equal(entries_of(tmp.path), 2);
         tokenizer_free(t);
     }
+
     Model *back = make_model(DTYPE_FP32, false);
     assert_ok(weights_file_load(back, slashes, &err));
     export_to(tmp_file("other.bin"), back, DTYPE_FP32);
@@ -322,6 +342,7 @@ TEST(what_a_killed_export_left_is_no_obstacle) {
                "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
+
     assert_ok(directory_make(tmp_file(".tmp-other-123"), &err)); // whatever its target was
     write_text(tmp_file(".tmp-other-123/model.safetensors"),
                "half: {\"__metadata__\":{" SAFETENSORS_MARK);
@@ -329,6 +350,7 @@ TEST(what_a_killed_export_left_is_no_obstacle) {
     write_text(tmp_file("b.bin.tmp-77"), LLMC_BIN_MAGIC);
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 1);
+
     assert_ok(directory_make(tmp_file(".tmp-model"), &err));
     write_text(tmp_file(".tmp-model/model.safetensors"), "mine");
     write_text(tmp_file("c.gguf.tmp-77"), "mine");
@@ -363,14 +385,17 @@ TEST(an_export_that_fails_leaves_nothing_and_keeps_the_one_before) {
     export_to(tmp_file("twin.bin"), m, DTYPE_FP32);
     export_to(tmp_file("model.gguf"), m, DTYPE_FP32);
     export_to(tmp_file("twin.gguf"), m, DTYPE_FP32);
+
     const rlim_t limits[] = {100, 300000};
     const char *const targets[] = {"model", "model.bin", "model.gguf",
                                    "new",   "new.bin",   "new.gguf"};
+
     for (int i = 0; i < 12; i++) {
         limit_file_size(limits[i / 6]);
         const bool ok = export_model(tmp_file(targets[i % 6]),
                                      &(HuggingFaceModel){.model = m, .eot = -1}, EXPORT_FP32, &err);
         limit_file_size(RLIM_INFINITY);
+
         assert_false(ok);
         assert_message("cannot write: File too large");
         assert_int_equal(entries_of(tmp.path), 5);

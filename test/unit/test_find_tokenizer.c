@@ -1,5 +1,5 @@
-// Which tokenizer a run takes: the one that belongs to its weights and its data, and none that
-// belongs to others.
+// A run takes the tokenizer that belongs to its weights and its data, and none that belongs to
+// others.
 
 #include "llmc/base/directory.h"
 #include "test/unit/store_fixture.h"

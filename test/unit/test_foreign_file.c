@@ -139,6 +139,7 @@ TEST(text_is_named_where_a_binary_file_is_expected_only) {
     } cases[] = {{"Once upon a time", "but text: "},
                  {" {\"a\": 1}", "but JSON: "},
                  {"IQ== 0\nIg== 1\n", "but the ranks of a tiktoken vocabulary: "}};
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         assert_false(
             foreign_file_check("a token shard", "x", cases[i].head, strlen(cases[i].head), &err));
@@ -146,6 +147,7 @@ TEST(text_is_named_where_a_binary_file_is_expected_only) {
         assert_true(foreign_file_check_text("a token shard", "x", cases[i].head,
                                             strlen(cases[i].head), &err));
     }
+
     char cut[FOREIGN_FILE_HEAD]; // the last character is cut off by the end of the head
     memset(cut, 'a', sizeof cut);
     cut[sizeof cut - 1] = '\xC3';

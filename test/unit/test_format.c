@@ -83,7 +83,7 @@ TEST(exact_numbers_read_back_as_the_same_double) {
     }
 }
 
-// What `put` writes for text, in a static buffer.
+// Returns what `put` writes for text, in a static buffer.
 static const char *written(void (*put)(FILE *, const char *, size_t), const char *text, size_t n) {
     static char buf[512];
     memset(buf, 0, sizeof buf);

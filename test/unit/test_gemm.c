@@ -39,6 +39,7 @@ static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N
            dst = integers(result, M, N, 2);
     float *expected = malloc((size_t)(M * N) * sizeof(float));
     assert_non_null(expected);
+
     for (int64_t i = 0; i < M * N; i++) expected[i] = get(dst, i);
     for (int64_t k = 0; k < K; k++)
         for (int64_t i = 0; i < M; i++) {
@@ -46,12 +47,14 @@ static void check_transposed_sum(DType dtype, DType result, int64_t M, int64_t N
             if (x == 0.0f) continue;
             for (int64_t j = 0; j < N; j++) expected[i * N + j] += x * get(b, k * N + j);
         }
+
     cpu_code()->gemm(M, N, K, matrix_of(dst, N), matrix_transposed(matrix_of(a, M)),
                      matrix_of(b, N), NULL, true);
     for (int64_t i = 0; i < M * N; i++)
         if (get(dst, i) != expected[i])
             fail_msg("(%d, %d): %g, expected %g", (int)(i / N), (int)(i % N), (double)get(dst, i),
                      (double)expected[i]);
+
     free(a.data), free(b.data), free(dst.data), free(expected);
 }
 
@@ -105,9 +108,11 @@ TEST(repeated_calls_give_the_same_bits) {
 TEST(bias_gradients_do_not_depend_on_the_number_of_threads) {
     enum { N = 777, OC = 203, IC = 1 };
     Tensor dout = integers(DTYPE_FP32, N, OC, 2), in = integers(DTYPE_FP32, N, IC, 2);
+
     for (int64_t i = 0; i < N * OC; i++)
         put(dout, i, get(dout, i) * 0.37f + 0.011f * (float)(i % 13));
     float dweight[OC * IC], dbias[2][OC];
+
     for (int threads = 1; threads <= 2; threads++) {
         Error err;
         device_shutdown();
@@ -117,6 +122,7 @@ TEST(bias_gradients_do_not_depend_on_the_number_of_threads) {
             gradient_to(tensor_make(dbias[threads - 1], DTYPE_FP32, "dbias", OC, 0, 0, 0), false),
             dout, in);
     }
+
     assert_memory_equal(dbias[0], dbias[1], sizeof dbias[0]);
     free(dout.data), free(in.data);
 }

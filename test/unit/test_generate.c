@@ -43,19 +43,22 @@ static Generated generated_by(Model *some_model, const GenerateOptions *o) {
 
 static Generated generated(const GenerateOptions *o) { return generated_by(model, o); }
 
-// What the header says, with a forward pass over the whole context for every token. Bytes: a token
-// is its spelling.
+// Makes the text that the header describes, with a forward pass over the whole context for every
+// token. A token of bytes is its spelling.
 static int64_t expected_text(const GenerateOptions *o, uint64_t sample, char *text) {
     const char *begin = text;
     static float logits[BYTE_VOCAB];
     int32_t window[MOST];
     const int64_t prompt = (int64_t)strlen(o->prompt),
                   cut = prompt + 1 > T - 1 ? prompt + 1 - (T - 1) : 0;
+
     int64_t n = 0;
     if (cut == 0) window[n++] = BYTE_EOT;
     for (int64_t i = cut > 0 ? cut - 1 : 0; i < prompt; i++)
         window[n++] = (unsigned char)o->prompt[i];
+
     memcpy(text, o->prompt, (size_t)prompt), text += prompt;
+
     for (int64_t i = 0; i < o->tokens; i++) {
         model_decode_start(model, window, n, 1, logits);
         const int32_t token =
@@ -69,6 +72,7 @@ static int64_t expected_text(const GenerateOptions *o, uint64_t sample, char *te
         }
         window[n++] = token;
     }
+
     return text - begin;
 }
 
@@ -96,11 +100,13 @@ TEST(texts_are_those_of_a_pass_over_everything_for_each_token) {
         // / 17.
         {"It was a long way ", 150, 2, 0.9, 19, 8},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         GenerateOptions o = some_options(cases[i].prompt, cases[i].tokens);
         o.samples = cases[i].samples, o.sampler.temperature = cases[i].temperature;
         AUTO(generated_free) Generated g = generated(&o);
         assert_texts(&o, &g);
+
         assert_int_equal(g.prompt_tokens, cases[i].prompt_tokens);
         assert_int_equal(g.new_tokens, cases[i].tokens * cases[i].samples);
         assert_int_equal(g.prompt_cut, 0);
@@ -157,9 +163,11 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
     enum { TOKENS = 150 };
     GenerateOptions o = some_options("x", TOKENS);
     o.samples = SEQUENCES, o.sampler = (SamplerOptions){.temperature = 1e6, .seed = 5};
+
     AUTO(generated_free) Generated whole = generated(&o);
     o.stop_at_eot = true;
     AUTO(generated_free) Generated g = generated(&o);
+
     int ended = 0;
     int64_t tokens = 0;
     for (int64_t s = 0; s < SEQUENCES; s++) {
@@ -170,6 +178,7 @@ TEST(a_sample_ends_at_end_of_text_where_asked_and_the_others_go_on) {
         ended += end != NULL;
         tokens += g.bytes[s] - 1;
     }
+
     assert_true(ended > 0 && ended < SEQUENCES);
     assert_int_equal(g.new_tokens, tokens);
     assert_int_equal(whole.new_tokens, SEQUENCES * TOKENS);

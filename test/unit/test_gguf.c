@@ -69,14 +69,17 @@ static void skip_value(uint32_t type) {
 static void read_gguf(const char *path) {
     static const uint64_t block_bytes[31][2] = {
         [0] = {1, 4}, [1] = {1, 2}, [8] = {32, 34}, [30] = {1, 2}};
+
     free(file.bytes);
     file.bytes = read_bytes(path, &file.size);
     file.at = 0;
+
     assert_int_equal(number(4), 0x46554747);
     assert_int_equal(number(4), 3);
     file.tensors = number(8);
     file.keys = number(8);
     assert_true(file.tensors <= 64 && file.keys <= 64);
+
     for (uint64_t i = 0; i < file.keys; i++) {
         string(file.key[i].name, sizeof file.key[i].name);
         for (uint64_t j = 0; j < i; j++)
@@ -85,6 +88,7 @@ static void read_gguf(const char *path) {
         file.key[i].at = file.at;
         skip_value(file.key[i].type);
     }
+
     uint64_t offset = 0;
     for (uint64_t i = 0; i < file.tensors; i++) {
         Entry *t = &file.tensor[i];
@@ -99,6 +103,7 @@ static void read_gguf(const char *path) {
         offset += t->shape[0] / block_bytes[t->type][0] * block_bytes[t->type][1] * t->shape[1];
         offset = (offset + 31) / 32 * 32;
     }
+
     file.data = (file.at + 31) / 32 * 32;
     while (file.at < file.data) assert_int_equal(number(1), 0);
     assert_int_equal(file.data + offset, file.size);
@@ -211,6 +216,7 @@ TEST(the_keys_are_the_model) {
     assert_text("general.type", "model");
     assert_u32("general.file_type", 1);
     assert_u32("general.quantization_version", 2);
+
     assert_u32("llama.context_length", 24);
     assert_u32("llama.embedding_length", 64);
     assert_u32("llama.block_count", 2);
@@ -223,8 +229,10 @@ TEST(the_keys_are_the_model) {
     assert_u32("llama.vocab_size", 130);
     assert_f32("llama.rope.freq_base", 5000.0f);
     assert_f32("llama.attention.layer_norm_rms_epsilon", 1e-6f);
+
     assert_text("tokenizer.ggml.model", "none"); // no tokenizer is known
     assert_false(find_key("tokenizer.ggml.eos_token_id", U32));
+
     write_and_read(numbered("L=2,C=64,NH=4,V=130,T=24"), GGUF_Q8_0);
     assert_text("general.architecture", "gpt2");
     assert_u32("general.file_type", 7);
@@ -235,11 +243,13 @@ TEST(the_keys_are_the_model) {
 TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
     Model *m = numbered("starcoder2:L=2,C=64,NH=4,V=260,T=24");
     Tokenizer *bytes = tokenizer_bytes(&err);
+
     assert_ok(gguf_check(&model_options(m)->config, bytes, &err));
     assert_ok(gguf_write(tmp_file("m.gguf"),
                          &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = bytes},
                          GGUF_F32, &err));
     tokenizer_free(bytes);
+
     read_gguf(tmp_file("m.gguf"));
     assert_text("tokenizer.ggml.model", "gpt2");
     assert_text("tokenizer.ggml.pre", "gpt-2");
@@ -247,6 +257,7 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
     assert_u32("tokenizer.ggml.eos_token_id", BYTE_EOT);
     assert_true(find_key("tokenizer.ggml.add_bos_token", BOOL) && number(1) == 0);
     assert_true(find_key("tokenizer.ggml.merges", ARRAY) && number(4) == STRING && number(8) == 0);
+
     assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING &&
                 number(8) == 260);
     for (int i = 0; i < 260; i++) {
@@ -257,6 +268,7 @@ TEST(the_tokenizer_is_in_it_and_rows_without_a_token_are_filled) {
         if (i == BYTE_EOT) assert_string_equal(text, "<|endoftext|>");
         if (i == 257) assert_string_equal(text, "[PAD257]");
     }
+
     assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 &&
                 number(8) == 260);
     for (int i = 0; i < 260; i++) assert_int_equal(number(4), i < 256 ? 1 : i == 256 ? 3 : 5);
@@ -271,6 +283,7 @@ static void assert_string(const char *value) {
 TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     Model *m = numbered("L=2,C=64,NH=4,V=260,T=24");
     Tokenizer *bytes = tokenizer_bytes(&err);
+
     size_t n;
     AUTO_FREE char *json = tokenizer_to_json(bytes, &n);
     tokenizer_free(bytes);
@@ -280,12 +293,14 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     replace_in_file(tmp_file("tokenizer.json"), "\"added_tokens\": [",
                     "\"added_tokens\": [{\"id\": 258, \"content\": \"user\", \"special\": false}, "
                     "{\"id\": 259, \"content\": \"<begin>\", \"special\": true},");
+
     Tokenizer *t = tokenizer_open(tmp_file("tokenizer.json"), &err);
     assert_ok(t);
     t->begin = 259;
     assert_ok(gguf_write(tmp_file("m.gguf"),
                          &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t}, GGUF_F32,
                          &err));
+
     read_gguf(tmp_file("m.gguf"));
     assert_u32("tokenizer.ggml.bos_token_id", 259);
     assert_u32("tokenizer.ggml.eos_token_id", BYTE_EOT);
@@ -294,12 +309,14 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     assert_string("t h");
     assert_true(find_key("tokenizer.ggml.tokens", ARRAY) && number(4) == STRING &&
                 number(8) == 260);
+
     static const char *const last[] = {"<|endoftext|>", "th", "user", "<begin>"};
     static const int types[] = {3, 1, 4, 3};
     for (int i = 0; i < 260; i++) i < 256 ? skip_value(STRING) : assert_string(last[i - 256]);
     assert_true(find_key("tokenizer.ggml.token_type", ARRAY) && number(4) == I32 &&
                 number(8) == 260);
     for (int i = 0; i < 260; i++) assert_int_equal(number(4), i < 256 ? 1 : types[i - 256]);
+
     const ModelConfig *config = &model_options(m)->config;
     t->whole_pieces = true; // llama.cpp has that for Llama 3's pattern
     assert_error(gguf_check(config, t, &err),
@@ -307,6 +324,7 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
     assert_false(gguf_write(tmp_file("m.gguf"),
                             &(HuggingFaceModel){.model = m, .eot = BYTE_EOT, .tokenizer = t},
                             GGUF_F32, &err));
+
     t->pattern = PATTERN_LLAMA3;
     assert_ok(gguf_check(config, t, &err));
     t->pattern = PATTERN_O200K;
@@ -319,6 +337,7 @@ TEST(merges_added_tokens_and_the_beginning_of_a_text_are_in_it) {
 TEST(tensors_have_their_names_shapes_and_values_in_every_type) {
     const GgufType types[] = {GGUF_F32, GGUF_F16, GGUF_BF16};
     Model *m = numbered("L=2,C=80,NH=4,V=130,T=24");
+
     for (int i = 0; i < 3; i++) {
         write_and_read(m, types[i]);
         assert_int_equal(file.tensors, 28);
@@ -343,13 +362,16 @@ TEST(tensors_have_their_names_shapes_and_values_in_every_type) {
 
 TEST(the_halves_of_heads_alternate_in_q_and_k_of_llama_and_arcee_alone) {
     static const char *const families[] = {"llama", "arcee", "qwen3", "starcoder2"};
+
     for (int i = 0; i < 4; i++) {
         char descriptor[64];
         snprintf(descriptor, sizeof descriptor, "%s:L=2,C=32,NH=4,NKV=2,HS=12,V=130,T=24%s",
                  families[i], i == 0 ? ",bias=3" : "");
+
         Model *m = numbered(descriptor);
         write_and_read(m, GGUF_F32);
         const int64_t head = i < 2 ? 12 : 0;
+
         assert_rows(m, PARAM_QKVW, "blk.1.attn_q.weight", GGUF_F32, 0, 48, head);
         assert_rows(m, PARAM_QKVW, "blk.1.attn_k.weight", GGUF_F32, 48, 24, head);
         assert_rows(m, PARAM_QKVW, "blk.1.attn_v.weight", GGUF_F32, 72, 24, 0);
@@ -373,21 +395,25 @@ TEST(q8_0_has_blocks_of_a_scale_and_32_bytes_and_other_rows_are_fp16) {
     float row[64] = {127.0f, 0.5f, -0.5f,       1.5f,
                      -1.5f,  2.5f, 0.49999997f, -126.7f}; // the other block is zeros
     static const signed char expected[] = {127, 1, -1, 2, -2, 3, 0, -127, 0};
+
     model_set_weight(m, index, 0, 1, row);
     row[0] = 0.0f, row[32] = -3e-3f, row[33] = 1e-3f;
     model_set_weight(m, index, 255, 1, row);
     write_and_read(m, GGUF_Q8_0);
+
     const Entry *t = find_entry("blk.1.ffn_up.weight", GGUF_Q8_0, 256, 64);
     const unsigned char *at = file.bytes + file.data + t->offset, *last = at + 511 * 34;
     const unsigned char one[] = {0x00, 0x3C}, zeros[34] = {0};
     assert_memory_equal(at, one, 2); // 1.0
     assert_memory_equal(at + 2, expected, sizeof expected);
     assert_memory_equal(at + 34, zeros, 34);
+
     const uint16_t scale = float_to_fp16(3e-3f / 127.0f);
     assert_memory_equal(last, &scale, 2);
     assert_int_equal((signed char)last[2], -127);
     assert_int_equal((signed char)last[3], 42);
     find_entry("position_embd.weight", GGUF_F32, 24, 64);
+
     Model *odd = numbered("L=2,C=72,NH=4,V=130,T=24");
     write_and_read(odd, GGUF_Q8_0);
     assert_rows(odd, PARAM_FCW, "blk.1.ffn_up.weight", GGUF_F16, 0, 288, 0);
@@ -417,14 +443,17 @@ TEST(blocks_that_llama_cpp_does_not_have_are_refused) {
                                          "arcee:L=2,C=64,NH=4,bias=1",
                                          "starcoder2:L=2,C=64,NH=4,bias=0",
                                          "starcoder2:L=2,C=64,base=0,tied=0"};
+
     for (int i = 0; i < 6; i++) {
         ModelConfig config;
         assert_ok(model_config_parse(&config, blocks[i], &err));
         assert_error(gguf_check(&config, NULL, &err), "llama.cpp has no such blocks");
     }
+
     ModelConfig config;
     assert_ok(model_config_parse(&config, "llama:L=2,C=64,NH=4,bias=3", &err));
     assert_ok(gguf_check(&config, NULL, &err));
+
     assert_false(
         gguf_write("/proc/m.gguf",
                    &(HuggingFaceModel){.model = numbered("L=2,C=64,NH=4,V=130,T=24"), .eot = -1},

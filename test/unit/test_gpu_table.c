@@ -27,21 +27,25 @@ TEST(peaks_are_units_times_clock_times_operations_and_the_link_is_that_of_the_ge
     int count;
     gpu_table(&count);
     assert_int_equal(count, (int)(sizeof chips / sizeof chips[0]));
+
     for (int i = 0; i < count; i++) {
         const GpuSpec *gpu = gpu_named(chips[i].name);
         // Datasheets round, to two digits at worst.
         assert_near(gpu->name, gpu->peak_fp16, 1e6 * gpu->num_sms * chips[i].mhz * chips[i].flop,
                     0.02);
         assert_near(gpu->name, gpu->bandwidth, 1e6 * chips[i].memory_mhz * chips[i].bus / 8, 0.025);
+
         // The older generation of tensor cores has neither bf16 nor TF32; all others do both, TF32
         // at half the rate.
         const bool turing = gpu->compute_capability < 80;
         assert_true(gpu->peak_bf16 == (turing ? 0 : gpu->peak_fp16));
         assert_near(gpu->name, gpu->peak_32, turing ? 8.1e12 : gpu->peak_fp16 / 2, 0.015);
+
         // PCIe x16: 3 with Turing, 4 with Ampere and Ada, 5 with Hopper and Blackwell; GT/s a lane
         // x 16 lanes x 128/130.
         const double rate = turing ? 8e9 : gpu->compute_capability < 90 ? 16e9 : 32e9;
         assert_near(gpu->name, gpu->link, rate * 16 / 8 * 128 / 130, 1e-3);
+
         // fp8 came with sm_89, at twice the rate of 16 bits.
         if (gpu->compute_capability < 89)
             assert_true(gpu->peak_fp8 == 0);
@@ -99,9 +103,11 @@ TEST(case_spaces_dashes_and_gb_do_not_matter) {
                 {"L40S", {"L40s"}},
                 {"A10", {"a10g"}},
                 {"B200", {"b200"}}};
+
     for (size_t i = 0; i < sizeof gpus / sizeof *gpus; i++)
         for (int k = 0; k < 5 && gpus[i].given[k]; k++)
             assert_found(gpus[i].given[k], gpus[i].name);
+
     int count;
     const GpuSpec *table = gpu_table(&count);
     for (int i = 0; i < count; i++) assert_found(table[i].name, table[i].name);
@@ -116,6 +122,7 @@ TEST(a_size_is_a_GPU_of_which_nothing_else_is_known) {
                  {"141g", 141e9},
                  {"11.5 gb", 11.5e9},
                  {"80GiB", 80 * 0x1p30}};
+
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         GpuChoice gpu;
         assert_true(gpu_find(&gpu, sizes[i].text, strlen(sizes[i].text), &err));

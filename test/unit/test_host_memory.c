@@ -68,6 +68,7 @@ TEST(the_least_of_the_machine_and_its_control_groups_counts) {
           {GROUPS "memory.max", "1073741824\n"},
           {GROUPS "memory.current", "2147483648\n"}}},
     };
+
     for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
         HostMemory m;
         Error err = {""};
@@ -75,6 +76,7 @@ TEST(the_least_of_the_machine_and_its_control_groups_counts) {
         for (int k = 0; k < 4 && machines[i].files[k][0]; k++)
             put(machines[i].files[k][0], machines[i].files[k][1]);
         assert_ok(host_memory_read(tmp.path, &m, &err));
+
         if ((double)m.total != machines[i].gib[0] * (double)GiB ||
             (double)m.available != machines[i].gib[1] * (double)GiB)
             fail_msg("%s: %zu of %zu bytes", machines[i].what, m.available, m.total);
@@ -101,8 +103,10 @@ TEST(a_cache_that_processors_share_counts_once) {
     cpu_set_t allowed;
     char path[200], id[8];
     int count = 0;
+
     assert_int_equal(host_cache_bytes(tmp.path), 0);
     assert_int_equal(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+
     for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
         const bool mine = CPU_ISSET(cpu, &allowed);
         if (!mine && cpu > 16) continue;
@@ -113,5 +117,6 @@ TEST(a_cache_that_processors_share_counts_once) {
         put(path, "32768K\n");
         count += mine;
     }
+
     assert_int_equal(host_cache_bytes(tmp.path), (count > 1 ? 64 : 32) << 20);
 }

@@ -37,7 +37,7 @@ TEST(configurations_of_others_are_read) {
         int64_t d_ff;
         double eps;
     } cases[] = {
-        // As published.
+        // These are as published.
         {"\"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": false, "
          "\"attention_dropout\": 0.0, "
          "\"bos_token_id\": 0, \"hidden_act\": \"silu\", \"hidden_size\": 576, "
@@ -142,7 +142,7 @@ TEST(configurations_of_others_are_read) {
         {STARCODER2 TINY
          ", \"tie_word_embeddings\": false, \"sliding_window\": 128, \"norm_epsilon\": 1e-6",
          "Starcoder2ForCausalLM", "starcoder2:L=2,C=64,NH=4,V=300,T=128,NKV=2,tied=0", 96, 1e-6},
-        // What may be null, absent, or of no effect.
+        // These fields may be null, absent, or of no effect.
         {LLAMA TINY ", \"head_dim\": null, \"num_key_value_heads\": null, \"rope_parameters\": "
                     "null, \"rope_theta\": "
                     "null, \"partial_rotary_factor\": 1.0, \"hidden_act\": \"swish\", "
@@ -157,6 +157,7 @@ TEST(configurations_of_others_are_read) {
         {"\"model_type\": \"qwen2\", \"num_key_value_heads\": 4, \"head_dim\": 16, " TINY,
          "Qwen2ForCausalLM", "qwen2:L=2,C=64,NH=4,V=300,T=128,tied=0", 96, 1e-6},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ModelConfig c, again;
         Error err = {""};
@@ -166,7 +167,8 @@ TEST(configurations_of_others_are_read) {
         assert_string_equal(model_class(&c), cases[i].class);
         assert_int_equal(model_size(&c, DIM_FF), cases[i].d_ff);
         assert_float_equal(model_eps(&c), (float)cases[i].eps, 1e-12f);
-        // and we write the same
+
+        // The configuration that we write is the same.
         AUTO_FREE char *written = huggingface_config_json(&c, DTYPE_BF16, 7, 9);
         cJSON *root = json_parse(written, strlen(written), &err);
         assert_true(root && huggingface_parse_config(root, &again, &err));
@@ -241,6 +243,7 @@ TEST(configurations_that_compute_something_else_are_refused_by_field) {
          "true, " TINY,
          {"biases of these linear layers alone are not supported", ""}},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ModelConfig c;
         Error err = {""};

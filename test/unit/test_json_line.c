@@ -98,6 +98,7 @@ TEST(what_is_no_json_is_refused_with_its_place) {
         {"\"text\"", "expected an object"},
         {"\xEF\xBB\xBF{\"text\": \"a\"}", "expected an object"},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_refused(cases[i].line, JSON_LINE_NOT_JSON, cases[i].words);
 }

@@ -11,7 +11,7 @@ static Error err;
 
 extern char **environ;
 
-// What the machine's own launchers have set, and earlier cases.
+// Removes what the machine's own launchers and earlier cases have set.
 static void forget_launchers(void) {
     static const char *const BEGINNINGS[] = {
         "RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_",
@@ -62,9 +62,11 @@ static void check_cases(const Case *cases, size_t count) {
         const Case *c = &cases[i];
         const Place *e = &c->place;
         Place p;
+
         set_environment(c->environment);
         err.text[0] = '\0';
         const bool ok = place_find(&p, &c->options, c->has_mpi, &err);
+
         if (c->message) {
             if (ok || !strstr(err.text, c->message))
                 fail_msg("%s: '%s' does not say '%s'", c->environment, ok ? "success" : err.text,
@@ -72,6 +74,7 @@ static void check_cases(const Case *cases, size_t count) {
             continue;
         }
         if (!ok) fail_msg("%s: %s", c->environment, err.text);
+
         char want[512], got[512];
         const Place *const places[] = {e, &p};
         char *const texts[] = {want, got};
@@ -230,6 +233,7 @@ TEST(process_0_is_on_the_first_node_of_the_list) {
         {"n[7],n[1-3]", "n7"},
         {"gpu-a.b_c,x", "gpu-a.b_c"},
     };
+
     for (size_t i = 0; i < sizeof LISTS / sizeof LISTS[0]; i++) {
         char text[300];
         snprintf(text, sizeof text, SLURM "SLURM_STEP_NODELIST=%s", LISTS[i][0]);
@@ -282,7 +286,7 @@ static void listen_to_signals(void) {
         if (s == SIGINT || s == SIGTERM || s == SIGHUP || s == SIGUSR1) signal(s, on_signal);
 }
 
-// Its place, by the same path as the trainer's, and a message to the others.
+// The process finds its place by the same path as the trainer, and sends a message to the others.
 static int meet_others(void) {
     Place place;
     const bool found = place_find(&place, &(CommOptions){.gpus = 3}, false, &err);
@@ -301,19 +305,23 @@ static int be_a_process(char **words) {
     const char *number = getenv("RANK");
     const int rank = number ? atoi(number) : 0;
     const char *word = words[rank];
+
     if (strcmp(word, "meet") == 0) return meet_others();
     if (strcmp(word, "kill") == 0) raise(SIGKILL);
     if (strcmp(word, "wait") == 0)
         for (;;) pause();
+
     if (strcmp(word, "ignore") == 0) {
         signal(SIGTERM, SIG_IGN);
         write_text(note_path("ready", rank), "");
         for (;;) pause();
     }
+
     if (strcmp(word, "after") == 0) { // after process 0 is ready
         wait_for_note("ready", 0);
         return 9;
     }
+
     if (strcmp(word, "hear") == 0) {
         listen_to_signals();
         write_text(note_path("ready", rank), "");
@@ -327,6 +335,7 @@ static int be_a_process(char **words) {
         rename(note_path("part", rank), to);
         return EXIT_INTERRUPTED;
     }
+
     return atoi(word);
 }
 
@@ -397,7 +406,7 @@ TEST(a_process_that_ignores_sigterm_is_killed) {
         1);
 }
 
-// Its own process group, as a shell starts it.
+// The process has its own group, as a shell starts it.
 static pid_t start_hearing(void) {
     static const Launch HEAR = {{"hear", "hear"}, 0, ""};
     fflush(NULL);
@@ -424,7 +433,8 @@ static void check_heard(int number) {
     }
 }
 
-// To the whole group, as a terminal does: each process hears it once all the same.
+// The signal goes to the whole group, as a terminal sends it: each process hears it once all the
+// same.
 TEST(signals_are_passed_on_once) {
     static const int NUMBERS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
     signal(SIGHUP, SIG_DFL); // may have been ignored

@@ -59,10 +59,12 @@ TEST(the_least_quota_of_the_control_groups_counts) {
          {{SELF, "3:cpuset:/\n"}, {GROUPS "cpu/cpu.cfs_quota_us", "50000\n"}}},
         {"nonsense", 0, {{SELF, "0::/\n"}, {GROUPS "cpu.max", "50000 0\n"}}},
     };
+
     for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
         tmp_teardown(NULL), tmp_setup(NULL);
         for (int k = 0; k < 4 && machines[i].files[k][0]; k++)
             put(machines[i].files[k][0], machines[i].files[k][1]);
+
         const double quota = limits_quota(tmp.path);
         if (quota != (machines[i].quota > 0 ? machines[i].quota : (double)INFINITY))
             fail_msg("%s: a quota of %g", machines[i].what, quota);

@@ -87,6 +87,7 @@ static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
     int n = 0;
     int64_t base = 0;
     assert_non_null(items);
+
     for (int i = 0; i < count; i++) {
         const PlannedTensor t = memory_plan_tensor(plan, i);
         if (t.first_use == PLAN_ALWAYS)
@@ -94,6 +95,7 @@ static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
         else
             items[n++] = (Slow){t.bytes, 0, t.first_use, t.last_use, i};
     }
+
     qsort(items, (size_t)n, sizeof *items, larger_first);
     for (int i = 0; i < n; i++) {
         Slow *e = &items[i];
@@ -102,10 +104,12 @@ static void assert_each_stands_at_the_lowest_offset(const MemoryPlan *plan) {
             const int64_t end = items[j].offset + items[j].bytes;
             if (end < e->offset && is_free(items, i, e, end)) e->offset = end;
         }
+
         assert_true(memory_plan_offset(plan, e->handle) == e->offset);
         assert_int_equal(e->offset % PLAN_ALIGNMENT, 0);
         assert_true(e->offset + e->bytes <= memory_plan_total(plan));
     }
+
     free(items);
 }
 
@@ -180,9 +184,11 @@ TEST(a_sum_of_the_residual_stream_shares_no_memory_with_its_terms) {
     } cases[] = {{"residual2", {"residual1", "att"}, 0},
                  {"residual1", {"residual2", "gelu"}, 1},
                  {"final_residual", {"residual2", "gelu"}, -1}};
+
     ModelOptions options = options_of("d6", 1, 64);
     options.master = options.train = false;
     PLAN plan = model_plan(&options);
+
     for (int c = 0; c < 3; c++)
         for (int t = 0; t < 2; t++) {
             const int block = cases[c].later < 0 ? (int)options.config.L - 1 : 0;
@@ -194,8 +200,8 @@ TEST(a_sum_of_the_residual_stream_shares_no_memory_with_its_terms) {
 
 // ----------------------------------------------------------------------------------- recomputation
 
-// What a set keeps of a block from the forward to the backward pass, in bytes a token: the table of
-// doc/memory.md.
+// A set keeps so much of a block from the forward to the backward pass, in bytes a token: the table
+// of doc/memory.md.
 static int64_t kept_bytes(int set, int64_t C, int64_t NH, int64_t element) {
     const bool gelu = set & (RECOMPUTE_GELU | RECOMPUTE_FC);
     int64_t elements = C, numbers = 0; // residual1
@@ -236,7 +242,7 @@ TEST(a_block_keeps_what_its_set_leaves) {
                      6 * 256 * (kept_bytes(0, 128, 4, 2) + kept_bytes(RECOMPUTE_BLOCK, 128, 4, 2)));
 }
 
-// At 124M, laying out costs at most a hundredth over what is alive at once.
+// Laying out costs at most a hundredth over what is alive at once, at 124M.
 TEST(no_set_takes_more_than_its_tensors_need) {
     ModelOptions options = options_of("d12", 4, 1024);
     for (int set = 0; set < 64; set++) {
@@ -257,15 +263,18 @@ TEST(gradients_in_the_compute_dtype_take_half_and_one_block) {
     const int64_t parameters = parameter_total(c), C = c->C, block = 12 * C * C + 13 * C,
                   wte = c->Vp * C;
     int64_t total[2], gradients[2];
+
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;
         PLAN plan = model_plan(&options);
         total[in_dtype] = memory_plan_total(plan);
         gradients[in_dtype] = memory_plan_class_bytes(plan, MEM_GRADIENTS);
     }
+
     const int64_t aligned = parameter_count(c) * PLAN_ALIGNMENT * 4;
     assert_true(gradients[0] >= 4 * parameters && gradients[0] <= 4 * parameters + aligned);
     assert_int_equal(gradients[1], gradients[0] / 2);
+
     const int64_t less = total[0] - total[1], scratch = 4 * (block + wte);
     assert_true(less >= gradients[1] - scratch - aligned);
 }

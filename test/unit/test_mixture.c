@@ -72,6 +72,7 @@ TEST(a_text_names_each_source_with_its_share) {
         {"s3:train.bin", 1, {"s3:train.bin"}, {"s3:train.bin"}, {1}},
         {"", 1, {""}, {""}, {1}},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const Mixture *m = parse(cases[i].text);
         assert_int_equal(m->count, cases[i].count);
@@ -108,18 +109,21 @@ TEST(the_patterns_of_a_text_can_be_replaced) {
         const char *text, *mapped;
     } cases[] = {
         {"a:0.70,b\\,c:3e-1", "x,y/a:0.70,x,y/b,c:3e-1"}, {"a,b", "x,y/a,b"}, {"a:1,no:1", NULL}};
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         AUTO_FREE char *mapped = mixture_map(cases[i].text, put_before, "x,y");
         if (!cases[i].mapped) {
             assert_null(mapped);
             continue;
         }
+
         AUTO_FREE char *plain = strdup(mapped); // without the backslashes
         char *to = plain;
         for (const char *p = mapped; *p; p++)
             if (*p != '\\') *to++ = *p;
         *to = '\0';
         assert_string_equal(plain, cases[i].mapped);
+
         if (i > 0) continue;
         const Mixture *m = parse(mapped);
         assert_int_equal(m->count, 2);
@@ -169,17 +173,20 @@ TEST(draws_are_the_same_in_any_order_and_far_into_a_run) {
     const Mixture *m = parse("a:0.61,b:0.3,c:0.09");
     enum { N = 1000 };
     const int64_t starts[] = {0, 7, (int64_t)1 << 40};
+
     for (int k = 0; k < 3; k++) {
         MixtureDraw all[N];
         int64_t before[MIXTURE_MAX], after[MIXTURE_MAX];
         MixtureCursor forward = {0}, jumping = {0};
         for (int p = 0; p < N; p++) all[p] = mixture_draw(m, &forward, starts[k] + p);
+
         for (uint64_t i = 0; i < 3 * N; i++) {
             const int p = (int)(philox(5, 1, i).v[0] % N);
             const MixtureDraw draw = mixture_draw(m, &jumping, starts[k] + p);
             assert_int_equal(draw.source, all[p].source);
             assert_int_equal(draw.index, all[p].index);
         }
+
         mixture_count(m, starts[k], before);
         for (int p = 0; p < N; p++) assert_int_equal(all[p].index, before[all[p].source]++);
         mixture_count(m, starts[k] + N, after);
@@ -236,11 +243,13 @@ static bool open_text(Sources *s, const char *first, const char *second) {
 TEST(the_loader_reads_each_source_in_the_order_of_a_run_on_it_alone) {
     enum { A = 50, B = 20, FIRST_B = 1000, STEP = 7, STEPS = 40, SEED = 1337 };
     Sources s;
+
     write_shard("a.bin", 0, A, 0, 2);
     write_shard("b.bin", FIRST_B, B, 0, 2);
     assert_ok(open_text(&s, "a.bin:0.6", "b.bin:0.4"));
     assert_int_equal(s.num_windows, A + B);
     assert_int_equal(s.num_shards, 2);
+
     for (int position = 0; position <= 3 * STEP; position += 3 * STEP) { // and resumed
         const DataLoaderOptions options = {.sources = &s,
                                            .vocab = 65536,
@@ -251,6 +260,7 @@ TEST(the_loader_reads_each_source_in_the_order_of_a_run_on_it_alone) {
                                            .shuffle = true};
         DataLoader *loader = dataloader_create(&options, &err);
         assert_non_null(loader);
+
         MixtureCursor cursor = {0};
         for (int64_t p = position; p < STEP * STEPS;) {
             const void *windows;
@@ -265,6 +275,7 @@ TEST(the_loader_reads_each_source_in_the_order_of_a_run_on_it_alone) {
         }
         dataloader_destroy(loader);
     }
+
     sources_close(&s);
 }
 
@@ -277,14 +288,17 @@ TEST(the_checksum_of_a_mixture_is_that_of_every_source_and_of_their_order) {
                                            {"b.bin:1", "a.bin:1"}};
     enum { TEXTS = sizeof texts / sizeof *texts };
     uint64_t seen[TEXTS];
+
     write_shard("a.bin", 0, 9, 0, 2);
     write_shard("b.bin", 100, 9, 0, 2);
     write_shard("c.bin", 200, 9, 0, 2);
+
     for (int i = 0; i < TEXTS; i++) {
         Sources s;
         assert_ok(open_text(&s, texts[i][0], texts[i][1]));
         seen[i] = s.fingerprint;
         sources_close(&s);
+
         for (int k = 0; k < i; k++)
             if (seen[k] == seen[i])
                 fail_msg("%s, %s as %s, %s", texts[i][0], texts[i][1], texts[k][0], texts[k][1]);

@@ -58,6 +58,7 @@ TEST(codes_are_the_numbers_of_the_formats_in_order) {
             assert_true((double)fp8_decode((uint8_t)(code | 0x80), formats[f]) == -numbers[code]);
         }
     }
+
     for (int sign = 0; sign <= 0x80; sign += 0x80) {
         assert_true(isnan(fp8_decode((uint8_t)(sign | 0x7F), DTYPE_E4M3)));
         assert_true(isinf(fp8_decode((uint8_t)(sign | 0x7C), DTYPE_E5M2)));
@@ -122,6 +123,7 @@ TEST(the_scale_is_a_power_of_two_that_fills_the_format) {
             if (!(x <= largest && x > 0.5 * largest))
                 fail_msg("amax %g is scaled by %g", amax, scale);
         }
+
         for (int e = -40; e <= 40; e++) {
             const float edge = ldexpf(fp8_largest(formats[f]), e);
             assert_true(fp8_scale(edge, formats[f]) == ldexpf(1.0f, -e));
@@ -234,10 +236,12 @@ TEST(no_number_is_further_from_its_code_than_half_a_cell) {
             const int code = encode(x, is_signed);
             assert_true(code >= last); // in order
             last = code;
+
             const double number = decode(code, is_signed),
                          below = code > 0 ? decode(code - 1, is_signed) : number;
             const double above = code < 255 ? decode(code + 1, is_signed) : number;
             const double half = 0.5 * fmax(number - below, above - number);
+
             if (fabs((double)x - number) > half * (1 + 0x1p-20))
                 fail_msg("%.9g became %.9g", (double)x, number);
             if (is_signed && x < 0.99f)
@@ -269,7 +273,9 @@ TEST(many_elements_are_converted_as_each_of_them) {
     enum { N = 3 * (1 << 14) + 5, HALF = N / 2 }; // several pieces, the last one short
     static float from[N], back[N];
     static uint16_t narrow[N];
+
     for (int i = 0; i < N; i++) from[i] = (float)(i * 7919 % N - HALF) * 1.2345f;
+
     for (DType dtype = DTYPE_FP16; dtype <= DTYPE_BF16; dtype++) {
         convert_elements(narrow, dtype, from, DTYPE_FP32, N);
         convert_elements(back, DTYPE_FP32, narrow, dtype, N);

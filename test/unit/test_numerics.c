@@ -1,6 +1,5 @@
-// What model_numerics counts of a small model, against tensors whose values are known: every class
-// once, over all blocks and micro-steps; updates as they were made; nothing where it was not asked
-// for.
+// model_numerics counts a small model, against tensors whose values are known: every class once,
+// over all blocks and micro-steps; updates as they were made; nothing where it was not asked for.
 
 #include "llmc/model/model.h"
 #include "llmc/model/model_numerics.h"
@@ -75,11 +74,13 @@ static void count_two_micro_steps(int again) {
     ModelOptions options = options_of(DTYPE_FP32, false);
     options.recompute = recompute_all(again);
     Model *model = make(&options);
+
     micro_step(model, true); // not observed
     model_observe(model, true);
     micro_step(model, true), micro_step(model, false);
     model_observe(model, false);
     micro_step(model, false); // not observed
+
     const struct {
         const char *name;
         int width;
@@ -87,18 +88,21 @@ static void count_two_micro_steps(int again) {
                    {"attproj.in", C},    {"attproj.out", C}, {"attproj.gradient", C},
                    {"fc.in", C},         {"fc.out", 4 * C},  {"fc.gradient", 4 * C},
                    {"fcproj.in", 4 * C}, {"fcproj.out", C},  {"fcproj.gradient", C}};
+
     for (size_t i = 0; i < sizeof classes / sizeof *classes; i++) {
         const double want = 2.0 * L * B * T * classes[i].width;
         if (count_of(model, classes[i].name) != want)
             fail_msg("%s: %g elements, not %g", classes[i].name, count_of(model, classes[i].name),
                      want);
     }
-    // What layernorm gives with its initial weights has rows of mean square 1, but for the 1e-5 it
-    // adds to variances of about 0.02^2 and more, 1e-5 / 4e-4 at most.
+
+    // The rows of layernorm with its initial weights have mean square 1, but for the 1e-5 it adds
+    // to variances of about 0.02^2 and more, 1e-5 / 4e-4 at most.
     const TensorStats *s = &row_named(model, "qkv.in")->stats;
     assert_true(s->sumsq / s->count > 0.97 && s->sumsq / s->count < 1.0001);
     assert_null(row_named(model, "wte.weight")); // nobody counted it
-    model_observe(model, true);                  // counts begin at 0
+
+    model_observe(model, true); // counts begin at 0
     assert_null(row_named(model, "qkv.in"));
 }
 
@@ -121,23 +125,28 @@ static void set_all(Model *model, int index, float value) {
 TEST(weights_and_gradients_are_counted_by_kind) {
     const ModelOptions options = options_of(DTYPE_FP32, false);
     Model *model = make(&options);
+
     for (int l = 0; l < L; l++)
         set_all(model, parameter_index(&options.config, PARAM_FCW, l), (float)(l + 1));
     for (int i = 0; i < model_num_tensors(model); i++)
         tensor_fill(model_tensors(model)[i].grad, 0.0f);
     tensor_fill(model_tensors(model)[parameter_index(&options.config, PARAM_LNFB, -1)].grad,
                 INFINITY);
+
     model_observe(model, true);
     model_numerics_gradients(model);
+
     const TensorStats weight = row_named(model, "fcw.weight")->stats,
                       none = row_named(model, "fcw.gradient")->stats,
                       broken = row_named(model, "lnfb.gradient")->stats;
     assert_true(weight.count == L * 4.0 * C * C && weight.amax == 3.0f &&
                 weight.sumsq == 4.0 * C * C * (1 + 4 + 9));
+
     // without the rows that pad the vocabulary
     const TensorStats wte = row_named(model, "wte.weight")->stats;
     assert_true(wte.count == (double)(options.config.V * C) &&
                 options.config.V < options.config.Vp);
+
     assert_true(none.zero == none.count && none.sumsq == 0.0 && none.overflow == 0.0);
     assert_true(broken.overflow == C && broken.count == C && broken.amax == 0.0f);
 }
@@ -148,16 +157,19 @@ TEST(an_update_is_what_changed_against_what_was_there) {
     for (int c = 0; c < 3; c++) {
         const ModelOptions options = options_of(c == 0 ? DTYPE_FP32 : DTYPE_BF16, c == 1);
         Model *model = make(&options);
+
         model_observe(model, true);
         for (int l = 0; l < L; l++)
             set_all(model, parameter_index(&options.config, PARAM_FCW, l), 1.0f);
         model_numerics_gradients(model);
+
         for (int l = 0; l < L; l++) {
             const int index = parameter_index(&options.config, PARAM_FCW, l);
             model_numerics_update_begin(model, index);
             if (l == L - 1) set_all(model, index, 1.5f);
             model_numerics_update_end(model, index);
         }
+
         const NumericsRow *row = row_named(model, "fcw.update");
         assert_true(row->stats.count == L * 4.0 * C * C &&
                     row->stats.zero == (L - 1) * 4.0 * C * C);

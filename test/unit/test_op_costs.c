@@ -69,12 +69,15 @@ TEST(the_flops_of_a_step_are_those_of_the_formulas) {
         Error err;
         assert_true(model_config_parse(&c, models[i], &err));
         if (c.V == 0) model_config_set_vocab(&c, GPT2_VOCAB);
+
         const int64_t B = 3, T = c.max_T / 2;
         const double N = (double)(B * T);
         double attention_backward;
+
         const double all = step_flops(&c, B, T, false, &attention_backward);
         const double again = step_flops(&c, B, T, true, &attention_backward);
         const Recompute none = recompute_all(0), every = recompute_all(RECOMPUTE_BLOCK);
+
         // One of the five matmuls of attention's backward pass computes scores again: exact counts
         // four.
         assert_near((all - attention_backward / 5) / N / flops_per_token_exact(&c, T), 1.0, 1e-12);
@@ -117,7 +120,7 @@ TEST(adamw_reads_and_writes_the_state_it_keeps) {
     assert_near(op_cost_optimizer_update(both, 2).bytes, 5400, 0);
 }
 
-// Of 512 elements as a matrix of 32 x 16, with bf16 weights and fp32 gradients.
+// The tensor has 512 elements as a matrix of 32 x 16, with bf16 weights and fp32 gradients.
 static UpdateTensor updated_matrix(UpdateRule rule) {
     return (UpdateTensor){.weight = tensor("w", DTYPE_BF16, 32, 16, 0),
                           .grad = tensor("g", DTYPE_FP32, 32, 16, 0),
@@ -187,10 +190,12 @@ TEST(a_label_names_the_op_the_weight_without_its_block_and_the_shape) {
 // Two steps: a matmul in two blocks, and a fill, with time between them.
 static Profile example(TimedOp ops[6]) {
     static double step_start[] = {0.0, 1.0, 2.0}, plain_start[] = {0.0, 0.9, 1.8};
+
     Tensor x = tensor("x", DTYPE_FP32, 4, 8, 0),
            block0 = tensor("transformer.h.0.mlp.c_fc.weight", DTYPE_FP32, 8, 8, 0);
     Tensor block1 = block0;
     block1.name = "transformer.h.1.mlp.c_fc.weight";
+
     for (int step = 0; step < 2; step++) {
         TimedOp *op = ops + 3 * (ptrdiff_t)step;
         op[0] =
@@ -202,6 +207,7 @@ static Profile example(TimedOp ops[6]) {
                           .start = step + 0.5,
                           .seconds = 0.4};
     }
+
     return (Profile){.ops = ops,
                      .num_ops = 6,
                      .num_steps = 2,
@@ -287,6 +293,7 @@ TEST(the_trace_has_each_request_by_its_begin_and_end) {
     const Profile profile = example_of_several(ops);
     Error err;
     assert_true(profile_write_trace(tmp_file("trace.json"), &profile, &err));
+
     cJSON *json = read_json(tmp_file("trace.json")), *event;
     int begun = 0, ended = 0, waits = 0;
     cJSON_ArrayForEach(event, cJSON_GetObjectItemCaseSensitive(json, "traceEvents")) {
@@ -305,6 +312,7 @@ TEST(the_trace_has_each_request_by_its_begin_and_end) {
             assert_near(json_number(event, "dur"), 1e6 * wait->seconds, 1e-3);
         }
     }
+
     assert_int_equal(begun, 3);
     assert_int_equal(ended, 3);
     assert_int_equal(waits, 2);
@@ -315,6 +323,7 @@ TEST(the_trace_holds_every_call_with_its_time) {
     TimedOp ops[6];
     const Profile profile = example(ops);
     Error err;
+
     assert_true(profile_write_trace(tmp_file("trace.json"), &profile, &err));
     cJSON *json = read_json(tmp_file("trace.json")), *event;
     int calls = 0, steps = 0;
@@ -327,6 +336,7 @@ TEST(the_trace_holds_every_call_with_its_time) {
             assert_near(json_number(event, "dur"), 1e6 * ops[calls++].seconds, 1e-3);
         }
     }
+
     assert_int_equal(calls, 6);
     assert_int_equal(steps, 2);
     cJSON_Delete(json);

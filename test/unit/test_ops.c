@@ -593,6 +593,7 @@ TEST(what_no_tensor_alone_shows_is_checked_as_well) {
           {BF16("a", 32, 16), TENSOR("b", DTYPE_E4M3, 32, 48), SLOT,
            TENSOR("d", DTYPE_E5M2, 16, 48), BF16("e", 16)}}},
     };
+
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         char said[1024];
         const int status = status_of_child(observed, (void *)&wrong[i].c, said, sizeof said);

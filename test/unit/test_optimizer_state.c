@@ -41,6 +41,7 @@ TEST(a_parameter_of_a_matrix_costs_what_the_papers_say) {
     static const double SCALES = 2 * 4.0 / STATE_BLOCK; // of both 8-bit moments
     // row, col and rms of (4C, C)
     static const double FACTORS = 4.0 / 768 + 4.0 / (4 * 768) + 4.0 / (4 * 768 * 768);
+
     const struct {
         OptimizerKind kind;
         bool master;
@@ -66,6 +67,7 @@ TEST(a_parameter_of_a_matrix_costs_what_the_papers_say) {
         {OPTIMIZER_ADAFACTOR, true, DTYPE_BF16, DTYPE_FP32, 10 + FACTORS},
         {OPTIMIZER_ADAFACTOR, false, DTYPE_BF16, DTYPE_BF16, 4 + FACTORS},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const double bytes = bytes_a_parameter(cases[i].kind, cases[i].master, cases[i].compute,
                                                cases[i].gradient, matrix());
@@ -102,8 +104,10 @@ TEST(each_rule_gets_the_tensors_it_reads) {
                 has[slot] =
                     optimizer_state((OptimizerKind)kind, true, DTYPE_BF16, p, (StateSlot)slot)
                         .rank > 0;
+
             const UpdateRule rule = optimizer_rule((OptimizerKind)kind, p);
             const bool factored = rule == RULE_ADAFACTOR && p->rank == 2;
+
             assert_int_equal(has[SLOT_M], rule != RULE_ADAFACTOR);
             assert_int_equal(has[SLOT_V],
                              rule == RULE_ADAMW || (rule == RULE_ADAFACTOR && !factored));
@@ -135,6 +139,7 @@ TEST(muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest) {
 TEST(vectors_keep_their_moments_in_fp32_beside_8_bit_ones) {
     const Parameter *bias = &table[parameter_index(&config, PARAM_QKVB, 0)],
                     *wte = &table[PARAM_WTE];
+
     assert_int_equal(optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, bias, SLOT_V).dtype,
                      DTYPE_FP32);
     assert_int_equal(
@@ -144,6 +149,7 @@ TEST(vectors_keep_their_moments_in_fp32_beside_8_bit_ones) {
     assert_int_equal(
         optimizer_state(OPTIMIZER_ADAMW_8BIT, true, DTYPE_BF16, wte, SLOT_V_SCALE).shape[0],
         50304 * 768 / STATE_BLOCK);
+
     // A last block that is not full has a scale, too.
     Parameter odd = *matrix();
     odd.rows = 3, odd.cols = 100;
@@ -214,22 +220,26 @@ static ModelOptions small_options(OptimizerKind kind) {
                           .optimizer = kind};
 }
 
-// What is planned in host memory is what is missing on the device, but for the buffer.
+// The plan has in host memory what is missing on the device, but for the buffer.
 TEST(offload_moves_the_state_to_the_host) {
     ModelOptions options = small_options(OPTIMIZER_ADAMW);
     MemoryPlan *with = model_plan(&options);
     assert_int_equal(model_host_bytes(&options), 0);
+
     options.offload = true;
     MemoryPlan *without = model_plan(&options);
     const int64_t host = model_host_bytes(&options);
+
     const int64_t there =
         memory_plan_class_bytes(with, MEM_MASTER) + memory_plan_class_bytes(with, MEM_OPTIMIZER);
+
     assert_int_equal(host,
                      12 * parameter_total(&options.config)); // whose tensors are whole cache lines
     assert_int_equal(there, host);
     assert_int_equal(memory_plan_class_bytes(without, MEM_MASTER), 0);
     assert_int_equal(memory_plan_class_bytes(without, MEM_OPTIMIZER),
                      optimizer_offload_buffer(host));
+
     memory_plan_destroy(with);
     memory_plan_destroy(without);
 }

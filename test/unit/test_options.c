@@ -85,17 +85,21 @@ TEST(every_row_reaches_its_own_field) {
         double number = row->min < row->max
                             ? (row->min + row->max > 0.0 ? 0.5 * (row->min + row->max) : row->max)
                             : row->min;
+
         if (row->type == OPTION_WORD) last_word(row, value);
         if (strcmp(row->long_name, "by-group") == 0) strcpy(value, "vectors.decay=0.5");
         if (row->type < OPTION_STRING)
             format_exact(row->type < OPTION_DOUBLE ? trunc(number) : number, value, sizeof value);
+
         const char *others = "-o d -y --plan --gpu h100 --max-minutes 60";
         snprintf(line, sizeof line, "%s --%s=%s", others, row->long_name, value);
+
         Options o = parsed(line), defaults = parsed(others);
         for (const OptionRow *k = option_table; k->long_name;
              k++) // this row has the value, all others their defaults
             assert_string_equal(option_value(k, &o, buf),
                                 k == row ? value : option_value(k, &defaults, other));
+
         options_free(&o);
         options_free(&defaults);
     }
@@ -180,6 +184,7 @@ TEST(rates_of_groups_are_those_of_the_table_but_for_the_options) {
     Options o =
         parsed("-l 0.01 --lr-embedding 0.03 --lr-vectors 0.02 --beta2 0.99 -c 0.2 --by-group "
                "head.beta1=0.8,head.eps=1e-10,vectors.decay=0.5,embedding.beta2=0.995");
+
     assert_true(options_rates(&o, r, &err));
     assert_true(r[GROUP_EMBEDDING].rate == 0.03 / 0.01 && r[GROUP_HEAD].rate == 0.03 / 0.01);
     assert_true(r[GROUP_MATRIX].rate == 1 && r[GROUP_VECTOR].rate == 0.02 / 0.01);
@@ -188,7 +193,9 @@ TEST(rates_of_groups_are_those_of_the_table_but_for_the_options) {
     assert_true(r[GROUP_EMBEDDING].beta1 == 0.9 && r[GROUP_HEAD].beta1 == 0.8);
     assert_true(r[GROUP_EMBEDDING].eps == 1e-8 && r[GROUP_HEAD].eps == 1e-10);
     assert_true(r[GROUP_MATRIX].weight_decay == 0.2 && r[GROUP_VECTOR].weight_decay == 0.5);
+
     options_free(&o);
+
     o = parsed("--lr-embedding 0.03 --lr-head 6e-3");
     assert_true(options_rates(&o, r, &err) && r[GROUP_HEAD].rate == 6e-3 / 6e-4 &&
                 r[GROUP_VECTOR].weight_decay == 0);
@@ -225,18 +232,21 @@ TEST(words_are_those_of_the_modules_that_they_are_for) {
         assert_int_equal(o.optimizer, k);
         options_free(&o);
     }
+
     for (int k = SCHEDULE_COSINE; k <= SCHEDULE_WSD; k++) {
         snprintf(line, sizeof line, "-k %s", schedule_name((ScheduleKind)k));
         Options o = parsed(line);
         assert_int_equal(o.schedule, k);
         options_free(&o);
     }
+
     for (int k = DTYPE_FP32; k <= DTYPE_BF16; k++) {
         snprintf(line, sizeof line, "--dtype %s", dtype_name((DType)k));
         Options o = parsed(line);
         assert_int_equal(o.dtype, k);
         options_free(&o);
     }
+
     Options o = parsed("--plan json --offload optimizer --grad-dtype compute --fp8");
     assert_true(o.plan == PLAN_JSON && o.offload == OFFLOAD_OPTIMIZER &&
                 o.grad_dtype == GRADIENTS_COMPUTE);
@@ -295,9 +305,11 @@ TEST(help_goes_to_stdout) {
 TEST(json_holds_every_option_of_a_run_exactly) {
     Options o = parsed(
         "-l 0.1234567890123456789 -d 1099511627776 --seed 9007199254740991 --prompt \"a\\b\x80\"");
+
     char *json = options_to_json(&o, false);
     cJSON *object = cJSON_Parse(json);
     assert_non_null(object);
+
     int count = 0;
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char buf[OPTION_VALUE];
@@ -310,10 +322,12 @@ TEST(json_holds_every_option_of_a_run_exactly) {
             assert_true(cJSON_IsNumber(value) &&
                         value->valuedouble == strtod(option_value(row, &o, buf), NULL));
     }
+
     assert_int_equal(cJSON_GetArraySize(object),
                      count + 1); // and the list of what was chosen for auto
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(object, "prompt");
     assert_string_equal(prompt->valuestring, "\"a\\b\xEF\xBF\xBD\""); // the stray byte is U+FFFD
+
     cJSON_Delete(object);
     free(json);
     options_free(&o);
@@ -352,8 +366,10 @@ TEST(differences_to_foreign_json_are_told_and_never_crash) {
 TEST(what_was_not_given_is_adopted_from_the_earlier_run) {
     Options then = parsed("-b 4 -l 0.1 -e d12 -o runs/a -k wsd -x 500 --max-minutes 3"),
             now = parsed("-o runs/b -y -x 900");
+
     char *json = options_to_json(&then, false);
     assert_true(options_adopt_json(&now, json, false, NULL));
+
     assert_int_equal(now.B, 4);
     assert_true(now.lr == 0.1);
     assert_int_equal(now.schedule, SCHEDULE_WSD);
@@ -361,8 +377,10 @@ TEST(what_was_not_given_is_adopted_from_the_earlier_run) {
     assert_string_equal(now.output, "runs/b");
     assert_int_equal(now.resume, 1);
     assert_true(now.max_minutes == 0.0); // of that process only
+
     char *lines = options_diff_json(&now, json);
     assert_string_equal(lines, "--max-steps 900 (was 500)\n--output runs/b (was runs/a)\n");
+
     free(lines);
     free(json);
     options_free(&then);
@@ -393,6 +411,7 @@ TEST(foreign_values_are_not_adopted) {
                                    "{\"model\": 7}",
                                    "{\"schedule\": \"sawtooth\"}",
                                    "{\"learning-rate\": 1e300}"};
+
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) {
         Options o = parsed("");
         Error err = {""};
@@ -400,6 +419,7 @@ TEST(foreign_values_are_not_adopted) {
         assert_true(strncmp(err.text, "the options of the earlier run: ", 32) == 0);
         options_free(&o);
     }
+
     Options o = parsed("");
     Error err = {""};
     // it would be 4, the default
@@ -407,6 +427,7 @@ TEST(foreign_values_are_not_adopted) {
     assert_non_null(strstr(err.text, "unknown option \"bach-size\"; did you mean --batch-size?"));
     assert_false(options_adopt_json(&o, "[]", false, &err));
     assert_non_null(strstr(err.text, "not a JSON object"));
+
     options_free(&o);
 }
 
@@ -431,6 +452,7 @@ static void assert_unused(const char *line, const char *expected) {
 
 TEST(options_that_change_nothing_are_named_with_the_reason) {
     assert_unused("-b 4 -v 250 -m 8 -s 100 -g 20 --samples 2", "");
+
     assert_unused("-v 0 -m 8 -j x", "-j (-v 0), -m (-v 0)");
     assert_unused("-s 0 --samples 4 --prompt a -g 3",
                   "-g (-s 0), --samples (-s 0), --prompt (-s 0)");
@@ -464,19 +486,23 @@ TEST(paths_of_a_run_are_those_of_the_directory_where_it_was_begun) {
              "-i sh/train_*.bin -j gone_*.bin -e d12 --tokenizer bytes --choices q.bin -o run"),
          *lines, *again, expected[600];
     Options o = parsed("-o elsewhere/run -y --choices mine.bin");
+
     assert_int_equal(mkdir(tmp_file("sh"), 0755), 0);
     write_bytes(tmp_file("sh/train_0.bin"), "", 0);
     write_bytes(tmp_file("bytes"), "", 0); // files of the names of what is no file
     write_bytes(tmp_file("d12"), "", 0);
+
     assert_true(options_adopt_json(&o, json, false, NULL));
     assert_string_equal(o.train_data, tmp_file("sh/train_*.bin"));
     assert_string_equal(o.val_data, "gone_*.bin"); // in neither directory
     assert_string_equal(o.tokenizer, "bytes");
     assert_string_equal(o.model, "d12");
+
     char *here = path_working_directory();
     snprintf(expected, sizeof expected, "%s/mine.bin", here); // given now
     assert_string_equal(o.choices, expected);
     free(here);
+
     // They are written as they were, and differences are those of files, not of words.
     again = options_to_json(&o, true);
     cJSON *object = cJSON_Parse(again);
@@ -484,10 +510,12 @@ TEST(paths_of_a_run_are_those_of_the_directory_where_it_was_begun) {
                         tmp.path);
     assert_string_equal(cJSON_GetObjectItemCaseSensitive(object, "train-data")->valuestring,
                         "sh/train_*.bin");
+
     lines = options_diff_json(&o, json);
     snprintf(expected, sizeof expected,
              "--choices %s (was q.bin)\n--output elsewhere/run (was run)\n", o.choices);
     assert_string_equal(lines, expected);
+
     cJSON_Delete(object);
     free(again), free(lines), free(json);
     options_free(&o);

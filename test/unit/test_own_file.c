@@ -114,13 +114,16 @@ TEST(a_directory_is_ours_if_each_file_in_it_is) {
     AUTO_FREE char *partial = path_join(directory, "b.bin.tmp-12"),
                    *other = path_join(directory, "b.bin.tmp-old");
     int32_t header[OWN_FILE_HEADER_INTS] = {7};
+
     own_file_mark_header(header);
     assert_int_equal(header[0], 7);
+
     assert_int_equal(mkdir(directory, 0755), 0);
     assert_true(own_directory_is(directory, kinds, 2, false, &err));
     write_text(file, "{\"mark\":1}");
     write_bytes(partial, header, sizeof header);
     assert_true(own_directory_is(directory, kinds, 2, false, &err));
+
     static char torn[3 * 4096]; // a loss of power has kept the second block of a file that was
                                 // being written
     torn[5000] = 'x';
@@ -131,11 +134,13 @@ TEST(a_directory_is_ours_if_each_file_in_it_is) {
     assert_error(own_directory_is(directory, kinds, 2, false, &err),
                  "b.bin.tmp-12 in it was not written");
     torn[4000] = '\0';
+
     assert_int_equal(unlink(partial), 0);
     write_bytes(file, torn,
                 sizeof torn); // a complete one has been made durable before it got its name
     assert_error(own_directory_is(directory, kinds, 2, false, &err),
                  "a.json in it was not written by this program");
+
     write_text(file, "mine");
     assert_true(own_directory_is(directory, kinds, 2, true, &err));
     assert_error(own_directory_is(directory, kinds, 2, false, &err),

@@ -25,6 +25,7 @@ TEST(presets_have_the_published_parameter_counts) {
         const char *name;
         double millions; // of REFERENCE: padded vocabulary of 50,304
     } sizes[] = {{"d12", 124.475904}, {"d24", 354.87}, {"d36", 774.09}, {"d48", 1557.69}};
+
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         ModelConfig c = parsed(sizes[i].name);
         assert_int_equal(c.V, 0);
@@ -58,6 +59,7 @@ TEST(every_preset_has_its_published_shape) {
         {"gpt3:c5120", 40, 5120, 40, 2048},
         {"gpt3:c12288", 96, 12288, 96, 2048},
     };
+
     for (size_t i = 0; i < sizeof presets / sizeof presets[0]; i++) {
         const ModelConfig c = parsed(presets[i].name);
         if (c.L != presets[i].L || c.C != presets[i].C || c.NH != presets[i].NH ||
@@ -78,6 +80,7 @@ TEST(a_descriptor_is_a_preset_or_a_free_shape_and_any_part_may_be_given) {
         {"L=2,C=256,V=10", 2, 256, 4, 10, 128, 1024},
         {"L=2,C=100,V=10", 2, 100, 1, 10, 128, 1024}, // heads of 64 channels, or one
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const ModelConfig c = parsed(cases[i].descriptor);
         assert_int_equal(c.L, cases[i].L);
@@ -113,6 +116,7 @@ TEST(a_family_names_the_block_and_its_parts_may_be_given) {
         {"d12,NKV=4", "gpt2", NULL, 4, 64, 3072, 0, false},
         {"qwen3:d12,bias=1", NULL, NULL, 12, 64, 2048, 10000, false},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const ModelConfig c = parsed(cases[i].descriptor);
         const char *family = model_family(&c), *class = model_class(&c);
@@ -137,6 +141,7 @@ TEST(a_descriptor_made_from_a_model_names_it) {
         "starcoder2:L=12,C=768,NH=12,V=50257,T=1024,bias=0,qk_norm=1",
         "qwen3:L=12,C=768,NH=12,V=50257,T=1024,embed_norm=1",
     };
+
     for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++) {
         char text[MODEL_DESCRIPTOR];
         const ModelConfig c = parsed(descriptors[i]);
@@ -147,15 +152,17 @@ TEST(a_descriptor_made_from_a_model_names_it) {
     }
 }
 
-// What each model has besides GPT-2's tensors, or has not.
+// Each model has tensors besides GPT-2's, and lacks some of them.
 TEST(the_tensors_of_a_model_follow_from_its_block) {
     ModelConfig c = parsed("qwen3:L=2,C=64,NH=4,NKV=2,HS=24,V=7,tied=0,T=8");
     AUTO_FREE Parameter *table = parameter_table(&c);
     assert_int_equal(parameter_count(&c),
                      3 + 8 * 2); // wte, lnfw, headw; norms, q and k norms, 4 matrices
+
     assert_int_equal(parameter_index(&c, PARAM_WPE, 0), -1);
     assert_int_equal(parameter_index(&c, PARAM_QKVB, 0), -1);
     assert_int_equal(parameter_index(&c, PARAM_LNFB, 0), -1);
+
     const Parameter *qkvw = &table[parameter_index(&c, PARAM_QKVW, 1)],
                     *fcw = &table[parameter_index(&c, PARAM_FCW, 0)];
     assert_int_equal(qkvw->rows, (4 + 2 * 2) * 24);
@@ -166,6 +173,7 @@ TEST(the_tensors_of_a_model_follow_from_its_block) {
     assert_int_equal(fcw->parts[1], 256);
     assert_int_equal(table[parameter_index(&c, PARAM_ATTPROJW, 0)].cols, 4 * 24);
     assert_int_equal(table[parameter_index(&c, PARAM_KNORMW, 0)].rows, 24);
+
     char name[64];
     parameter_part_name(qkvw, 1, name);
     assert_string_equal(name, "model.layers.1.self_attn.k_proj.weight");
@@ -173,6 +181,7 @@ TEST(the_tensors_of_a_model_follow_from_its_block) {
     assert_string_equal(name, "model.layers.0.mlp.gate_proj.weight");
     assert_string_equal(parameter_label(fcw->name), "fcw");
     assert_string_equal(table[parameter_index(&c, PARAM_HEADW, 0)].name, "lm_head.weight");
+
     c = parsed("starcoder2:L=2,C=64,NH=4,V=7,T=8");
     assert_int_equal(parameter_count(&c), 3 + 12 * 2); // GPT-2's without wpe
 }
@@ -228,6 +237,7 @@ TEST(every_tensor_has_its_own_name_and_its_index) {
     const int n = parameter_count(&c);
     assert_int_equal(n, 4 + 12 * 3);
     AUTO_FREE Parameter *table = parameter_table(&c);
+
     int64_t total = 0;
     for (int i = 0; i < n; i++) {
         total += parameter_numel(&table[i]);
@@ -235,10 +245,12 @@ TEST(every_tensor_has_its_own_name_and_its_index) {
         assert_int_equal(parameter_index(&c, spec, table[i].block), i);
         for (int j = 0; j < i; j++) assert_string_not_equal(table[i].name, table[j].name);
     }
+
     assert_int_equal(total, parameter_total(&c));
     assert_string_equal(table[parameter_index(&c, PARAM_QKVW, 2)].name,
                         "transformer.h.2.attn.c_attn.weight");
     assert_string_equal(table[parameter_index(&c, PARAM_LNFB, 0)].name, "transformer.ln_f.bias");
+
     const Parameter *wte = &table[parameter_index(&c, PARAM_WTE, 0)];
     assert_int_equal(wte->rows, 128);
     assert_int_equal(wte->file_rows, 7);
@@ -317,6 +329,7 @@ TEST(initial_values_are_the_same_everywhere) {
         {0x00000100u, 0xE0000000u, 0x1.01d57ep+2f, -0x1.01d580p+2f},
         {0xFFFFFE00u, 0xA0000001u, -0x1.6a09e8p-12f, -0x1.6a09e4p-12f},
     };
+
     for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
         float x[2];
         philox_normal2(expected[i].a, expected[i].b, x);
@@ -346,18 +359,22 @@ TEST(initial_values_have_gpt2s_deviation_and_padding_is_zero) {
     AUTO_FREE Parameter *table = parameter_table(&c);
     const int specs[] = {PARAM_WTE, PARAM_QKVW, PARAM_ATTPROJW};
     const double expected[] = {0.02, 0.02, 0.02 / 4.0}; // sqrt(2 * 8) = 4
+
     for (int s = 0; s < 3; s++) {
         const int index = parameter_index(&c, specs[s], 0);
         const int64_t n = parameter_numel(&table[index]),
                       used = table[index].file_rows * table[index].cols;
+
         AUTO_FREE float *x = malloc((size_t)n * sizeof *x);
         parameter_init_values(x, &c, &table[index], index, 7, 0, n);
         double sum = 0, sumsq = 0;
         for (int64_t i = 0; i < used; i++) sum += x[i], sumsq += (double)x[i] * x[i];
         const double sd = sqrt(sumsq / (double)used);
+
         // Five standard errors: of a mean sd / sqrt(n), of a deviation sd / sqrt(2 n).
         assert_true(fabs(sum / (double)used) < 5 * expected[s] / sqrt((double)used));
         assert_true(fabs(sd - expected[s]) < 5 * expected[s] / sqrt(2.0 * (double)used));
+
         for (int64_t i = used; i < n; i++) assert_true(x[i] == 0.0f);
     }
 }

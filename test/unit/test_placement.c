@@ -74,6 +74,7 @@ static void check(const Case *cases) {
     PlacedProcess all[MOST];
     int count = 0;
     memset(all, 0, sizeof all);
+
     for (; count < MOST && cases[count].mask; count++) {
         strcpy(all[count].host, "here");
         if (cases[count].gpu)
@@ -81,6 +82,7 @@ static void check(const Case *cases) {
         all[count].mask = cpus_of(cases[count].mask);
         all[count].threads = cases[count].threads;
     }
+
     for (int r = 0; r < count; r++) {
         char text[PLACEMENT_TEXT];
         const cpu_set_t expected = cpus_of(cases[r].expected ? cases[r].expected : cases[r].mask);
@@ -147,7 +149,7 @@ TEST(masks_are_respected) {
     check((Case[]){{"0-3", GPU(1), NULL, "CPUs 0-3, as it was started"},
                    {"4-7", GPU(2), NULL, "CPUs 4-7, as it was started"},
                    {NULL}});
-    // On the wrong socket: said, and left alone.
+    // A process on the wrong socket is told so, and left alone.
     check((Case[]){
         {"0-3", GPU(5), NULL,
          "not bound: GPU " GPU(5) " is beside CPUs 16-31,48-63; this process may use CPUs 0-3"},
@@ -164,9 +166,11 @@ TEST(a_gpu_that_is_not_in_sys_changes_nothing) {
 TEST(processes_on_the_cpu_take_a_node_and_one_keeps_all) {
     use(32, 0, (const char *[]){"0-15", "16-31"}, 2);
     check((Case[]){{"0-31", NULL, NULL, "", 32}, {NULL}});
+
     check((Case[]){{"0-31", NULL, "0-15", "CPUs 0-15", 16},
                    {"0-31", NULL, "16-31", "CPUs 16-31", 16},
                    {NULL}});
+
     // Within a node the system may move threads.
     check((Case[]){{"0-31", NULL, "0-15", "CPUs 0-15", 8},
                    {"0-31", NULL, "0-15", "", 8},
@@ -178,8 +182,10 @@ TEST(processes_on_the_cpu_take_a_node_and_one_keeps_all) {
                    {"0-31", NULL, NULL, "", 10},
                    {NULL}});
     check((Case[]){{"0-7,16-23", NULL, "0-7", "", 8}, {"0-7,16-23", NULL, "16-23", "", 8}, {NULL}});
+
     use(32, 0, (const char *[]){"0-7", "8-15", "16-23", "24-31"}, 4);
     check((Case[]){{"0-31", NULL, "0-15", "", 16}, {"0-31", NULL, "16-31", "", 16}, {NULL}});
+
     use(2, 0, (const char *[]){"0-1"}, 1);
     check((Case[]){{"0-1", NULL, NULL, "not bound: 2 processes share CPUs 0-1"},
                    {"0-1", NULL, NULL, ""},

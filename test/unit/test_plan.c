@@ -138,14 +138,17 @@ static void add_dry(void *context, const OpCost *cost, double calls) {
 TEST(flops_and_bytes_of_families_are_those_of_a_dry_run) {
     const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_FC | RECOMPUTE_QKV,
                         RECOMPUTE_BLOCK};
+
     for (int i = 0; i < 4 * NUM_BLOCKS_BY_HAND; i++) {
         ModelOptions model = model_of(blocks_by_hand[i / 4].descriptor, 64, 1024);
         DrySums sums = {0};
         model.recompute = recompute_all(sets[i % 4]);
+
         assert_true(dry_run_step(&model, 1, add_dry, &sums));
         assert_near("FLOP", sums.flops,
                     65536 * flops_per_token_hardware(&model.config, model.T, &model.recompute),
                     1e-12);
+
         // Statistics and parameters, and the rows of wte, as
         // bytes_of_activations_are_those_of_the_op_table says.
         assert_near("bytes",
@@ -157,6 +160,7 @@ TEST(flops_and_bytes_of_families_are_those_of_a_dry_run) {
 
 TEST(the_flops_of_a_dry_run_are_those_of_the_formula) {
     const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
+
     for (int i = 0; i < 12; i++) {
         ModelOptions model = model_of("d12", 4, 256);
         DrySums sums = {0};
@@ -165,6 +169,7 @@ TEST(the_flops_of_a_dry_run_are_those_of_the_formula) {
         model.optimizer = i < 6 ? OPTIMIZER_ADAMW : OPTIMIZER_MUON;
         if (i % 4 == 3) model.dtype = DTYPE_FP32;
         if (i == 5) model.dtype = DTYPE_FP16; // which the CPU has not: bf16 has the same ops
+
         assert_true(dry_run_step(&model, 2.5, add_dry, &sums));
         assert_near("FLOP", sums.flops,
                     2560 * flops_per_token_hardware(&model.config, model.T, &model.recompute) +
@@ -198,27 +203,31 @@ TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
     const int64_t tokens = 524288;
     ModelOptions model = model_of("d12", 64, 1024);
     assert_true(plan_step_fp8_flops(&model, tokens) == 0);
+
     const double bytes = plan_step_bytes(&model, tokens),
                  without = plan_step_limit(gpu_named("H200"), &model, tokens).seconds;
     model.fp8 = true;
     const double linear = 72.0 * 12 * 768 * 768;
     assert_near("a token", plan_step_fp8_flops(&model, 1), linear, 1e-12);
+
     // 7 C in and 9 C of gradients a block, read twice (amax, then values) and written twice, a byte
     // each.
     assert_near("bytes", plan_step_bytes(&model, tokens) - bytes,
                 (double)tokens * 16 * 12 * 768 * (2 * 2 + 2), 1e-9);
+
     const StepLimit s = plan_step_limit(gpu_named("H200"), &model, tokens);
     assert_near("H200", s.seconds,
                 (s.flops - s.fp8_flops) / 989.4e12 + s.fp8_flops / 1978.9e12 + s.bytes / 4800e9,
                 1e-12);
     assert_true(s.seconds < without);
+
     model.recompute = recompute_all(RECOMPUTE_BLOCK); // its attention stays as it is
     assert_near("-r 3", plan_step_fp8_flops(&model, 1), linear + 16.0 * 12 * 768 * 768, 1e-12);
     // it has no fp8
     assert_true(plan_step_limit(gpu_named("A100 80GB"), &model, tokens).seconds == 0);
 }
 
-// What the ops of a micro-step that are neither matmul nor attention move, by their costs.
+// Adds up what the ops of a micro-step that are neither matmul nor attention move, by their costs.
 static double bytes_by_op_costs(const ModelOptions *o) {
     static char somewhere[1];
     const int64_t B = o->B, T = o->T, C = o->config.C;
@@ -231,6 +240,7 @@ static double bytes_by_op_costs(const ModelOptions *o) {
     const Tensor wpe = tensor_make(somewhere, o->dtype, "wpe", o->config.max_T, C, 0, 0);
     const Tensor dwte = tensor_make(somewhere, DTYPE_FP32, "dwte", o->config.Vp, C, 0, 0);
     const Tensor dwpe = tensor_make(somewhere, DTYPE_FP32, "dwpe", o->config.max_T, C, 0, 0);
+
     const double layernorms = 2.0 * (double)o->config.L; // whose input gradients are added
     const double ends =
         COST_OF(embedding_forward(act, tokens, wte, wpe),
@@ -240,12 +250,14 @@ static double bytes_by_op_costs(const ModelOptions *o) {
                                    gradient_to(grad, false), gradient_to(grad, false), act, act,
                                    stat, stat, weight))
             .bytes;
+
     const double blocks =
         COST_OF(layernorm_forward(act, stat, stat, act, weight, weight, 1e-5f),
                 layernorm_backward(gradient_to(act, true), gradient_to(grad, false),
                                    gradient_to(grad, false), gradient_to(grad, false), act, act,
                                    stat, stat, weight))
             .bytes;
+
     return ends + layernorms * blocks;
 }
 
@@ -282,14 +294,17 @@ TEST(bytes_of_the_update_are_what_each_optimizer_keeps) {
         {OPTIMIZER_ADAFACTOR, true, false,
          4 + 4 + 2 * 4 + 2 + 2 * 4}, // statistics read the gradient twice more
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         ModelOptions model = model_of("d12", 1, 64);
         model.optimizer = cases[i].kind, model.master = cases[i].master,
         model.gradients_in_dtype = cases[i].compute;
+
         const int64_t one_micro_step = cases[i].compute ? 64 : 0;
         const double a_token = plan_step_bytes(
             &(ModelOptions){.config = model.config, .B = 1, .T = 64, .dtype = DTYPE_BF16}, 64);
         const double got = plan_step_bytes(&model, one_micro_step) - (one_micro_step ? a_token : 0);
+
         // Vectors, 0.1% of the parameters, are kept otherwise by some; rows, columns and scales are
         // as few.
         assert_near(optimizer_name(cases[i].kind), got / (double)parameter_total(&model.config),
@@ -375,18 +390,22 @@ TEST(the_context_is_left_free) {
 
 TEST(the_memory_is_that_of_the_plan_and_every_activation_has_a_kind) {
     const int sets[] = {0, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM, RECOMPUTE_BLOCK};
+
     for (int i = 0; i < 12; i++) {
         ModelOptions model = model_of("d12", 2, 1024);
         model.recompute = recompute_all(sets[i % 3]);
         model.gradients_in_dtype = i & 1, model.sequences = i & 2 ? 300 : 1;
         model.optimizer = i < 6 ? OPTIMIZER_ADAMW : OPTIMIZER_MUON, model.numerics = i % 4 == 3;
         model.fp8 = i % 5 == 4;
+
         const PlannedMemory m = plan_memory(&model);
         double classes = 0, kinds = 0;
         for (int c = 0; c < MEM_CLASS_COUNT; c++) classes += m.classes[c];
         for (int k = 0; k < KIND_COUNT; k++) kinds += m.kinds[k];
+
         assert_true(m.total == total_at(&model, 2) && classes == m.total);
         assert_true(kinds == m.classes[MEM_ACTIVATIONS]);
+
         MemoryPlan *plan = model_plan(&model);
         for (int t = 0; t < memory_plan_count(plan); t++)
             if (memory_plan_tensor(plan, t).memory_class == MEM_ACTIVATIONS &&
@@ -441,19 +460,23 @@ TEST(with_divided_state_the_gradients_go_once_and_the_weights_come_back) {
 TEST(divided_state_takes_its_share_of_memory_and_gradients_that_one_micro_step_frees) {
     const ModelOptions alone = model_of("d12", 8, 1024);
     ModelOptions shared = shared_by(alone, 8, 8);
+
     const PlannedMemory whole = plan_memory(&shared);
     shared.divided = true;
     shared.group_windows = 16; // two micro-steps
     const PlannedMemory divided = plan_memory(&shared);
+
     assert_true(divided.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
     for (int c = MEM_MASTER; c <= MEM_OPTIMIZER; c++)
         if (c == MEM_MASTER || c == MEM_OPTIMIZER)
             assert_near("an eighth", divided.classes[c] / whole.classes[c], 0.125,
                         0.002); // of uneven cells
-    shared.group_windows = 8;   // one
+
+    shared.group_windows = 8; // one
     const PlannedMemory freed = plan_memory(&shared);
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
     assert_true(freed.classes[MEM_GRADIENTS] == 4 * (D12_OUTSIDE + 2 * block + D12_PADDED / 8));
+
     shared.group_count = 2; // the sum of two groups needs all gradients, twice
     assert_true(plan_memory(&shared).classes[MEM_GRADIENTS] == 8 * D12_PADDED);
 }
@@ -477,16 +500,18 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
         double rate;
     } cases[] = {{"H100 SXM", 450e9}, {"H100 PCIe", 63.015e9}};
     const double sent = 2 * 7 * D12_PADDED * 4 / 8, late = 2 * 7 * D12_OUTSIDE * 4 / 8;
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const DevicePlan p = device_plan(&request, cases[i].gpu);
         assert_int_equal(p.share_tokens, 64 * 1024);
         assert_near("share", p.step.flops,
                     65536 * (72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025),
                     1e-12);
-        // What leaves after the last block is exposed, and of the others what is longer than the
-        // backward passes.
-        // one of 8 micro-steps
+
+        // The exchange after the last block is exposed, and of the others what is longer than the
+        // backward passes of one of 8 micro-steps.
         const double hidden = fmin((sent - late) / cases[i].rate, p.step.seconds / 8 * 2 / 3);
+
         assert_near("exchange", p.exchange_seconds, sent / cases[i].rate, 1e-12);
         assert_near("exposed", p.exposed_seconds, sent / cases[i].rate - hidden, 1e-12);
         assert_near("step", p.step_seconds, p.step.seconds + p.exposed_seconds, 1e-12);
@@ -494,6 +519,7 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
         assert_true(p.step_tokens == 524288);
         assert_near("run", p.run_seconds, 19560 * p.step_seconds, 1e-12);
     }
+
     request.model = shared_by(request.model, 3, 3);
     assert_int_equal(device_plan(&request, "H100 SXM").share_tokens,
                      171 * 1024); // of 512 windows 170, 171 and 171
@@ -502,8 +528,10 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
 TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
     const ModelOptions model = model_of("d12", 8, 1024);
     PlannedMemory alone = plan_memory(&model), m;
+
     ModelOptions shared = shared_by(model, 8, 8);
     m = plan_memory(&shared);
+
     // Two buffers for the ranges of a block of all processes, which are as long as the block; 8
     // groups of 8 losses.
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
@@ -512,6 +540,7 @@ TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
     assert_true(m.classes[MEM_WORKSPACE] <
                 alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 0x1p20); // norm parts
     assert_true(m.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
+
     shared = shared_by(model, 8, 32); // four groups each: two levels of sums
     m = plan_memory(&shared);
     // Cells of 32 x 256 elements: 7094272 a block, 39428096 outside.
@@ -577,14 +606,17 @@ TEST(the_first_line_is_the_answer) {
                       (const char *[]){"plan        H200: it fits with -b 8 -r 0 and takes ",
                                        " of ", "; all steps take at least ",
                                        ", at half the datasheet speed", NULL});
+
     request.max_steps = 0;
     assert_first_line(
         request, "h200,t4",
         (const char *[]){"plan        H200: it fits", "; a step takes at least ", NULL});
+
     request.model.B = 60000;
     assert_first_line(request, "t4",
                       (const char *[]){"plan        T4: not enough memory: -b 60000 -r 0 needs ",
                                        "; it fits with -b ", NULL});
+
     request.model.B = 1;
     assert_first_line(
         request, "",
@@ -646,19 +678,23 @@ TEST(the_json_has_the_figures_of_the_plan) {
     PlanRequest request = request_of(model_of("d12", 1, 1024), 512, 100);
     request.model.B = 0, request.recompute = "auto", request.gpus = "T4";
     const DevicePlan p = device_plan(&request, "T4");
+
     char *text = printed(&request, true);
     cJSON *plan = cJSON_Parse(text);
     assert_non_null(plan);
+
     const cJSON *devices = cJSON_GetObjectItemCaseSensitive(plan, "devices");
     assert_int_equal(cJSON_GetArraySize(devices), 1);
     const cJSON *t4 = cJSON_GetArrayItem(devices, 0),
                 *memory = cJSON_GetObjectItemCaseSensitive(t4, "memory"),
                 *limit = cJSON_GetObjectItemCaseSensitive(t4, "limit");
+
     assert_true(json_number(t4, "batch_size") == (double)p.model.B && p.model.B == p.auto_batch);
     assert_true(json_number(memory, "total") == p.memory.total &&
                 json_number(memory, "room") == 15.04e9);
     assert_near("step", json_number(limit, "step_seconds"), p.step.seconds, 1e-14);
     assert_near("run", json_number(limit, "run_seconds"), 100 * p.step.seconds, 1e-14);
+
     cJSON_Delete(plan);
     free(text);
 }

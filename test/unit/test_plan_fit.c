@@ -112,10 +112,12 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
     const ModelOptions model = sampling("d12", 1);
     const int named[] = {0, RECOMPUTE_GELU, RECOMPUTE_GELU | RECOMPUTE_LAYERNORM,
                          RECOMPUTE_GELU | RECOMPUTE_LAYERNORM | RECOMPUTE_FC, RECOMPUTE_BLOCK};
+
     RecomputeChoice *ladder;
     const int n = plan_ladder(&ladder, &model.config, model.T), sets = 8;
     assert_int_equal(n, sets + sets * (sets - 1) / 2 *
                                    11); // mixtures of two: 1 to 11 blocks of the one
+
     for (int a = 0; a < 5; a++)
         for (int b = 0; b < 5; b++)
             for (int64_t count = 1; count <= 12; count++) {
@@ -125,14 +127,16 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
                              ladder[i].count == count;
                 assert_int_equal(found, a == b ? count == 12 : a < b && count < 12);
             }
+
     for (int i = 1; i < n; i++) {
         const RecomputeChoice *x = &ladder[i - 1], *y = &ladder[i];
         assert_true(x->flops < y->flops || (x->flops == y->flops && x->elements <= y->elements));
     }
+
     free(ladder);
 }
 
-// What each choice of the ladder takes, by a plan of it.
+// A plan of each choice of the ladder shows what it takes.
 static double *ladder_bytes(ModelOptions model, const RecomputeChoice *ladder, int n) {
     double *totals = malloc((size_t)n * sizeof *totals);
     assert_non_null(totals);
@@ -166,19 +170,23 @@ static void check_auto(const char *name, const ModelOptions *model, const Recomp
 
 TEST(the_least_flops_and_then_the_least_bytes_of_all_choices_are_taken) {
     const int64_t batches[] = {256, 32, 16, 6, 2};
+
     for (int m = 0; m < NUM_MODELS; m++) {
         RecomputeChoice *ladder;
         ModelOptions model = sampling(MODELS[m], batches[m]);
         model.sizes = sizes_of(24e9);
         const int n = plan_ladder(&ladder, &model.config, model.T);
         double *totals = ladder_bytes(model, ladder, n);
+
         for (int d = 0; d < NUM_DEVICES; d++)
             check_auto(MODELS[m], &model, ladder, totals, n, DEVICES[d]);
-        // Between what everything kept takes and the least of all the choice is narrow.
+
+        // The choice is narrow between what everything kept takes and the least of all.
         double least = totals[0], all = totals[0];
         for (int i = 1; i < n; i++) least = totals[i] < least ? totals[i] : least;
         for (int part = 0; part <= 8; part++)
             check_auto(MODELS[m], &model, ladder, totals, n, least + (all - least) * part / 8);
+
         free(totals);
         free(ladder);
     }
@@ -215,6 +223,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
             ModelOptions model = sampling(MODELS[m], 1);
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
+
             // nothing is computed again
             const int64_t kept = largest_by_search(&model, DEVICES[d], MOST);
             if (kept * model.T >= ENOUGH) {
@@ -225,12 +234,14 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
                 enough++;
                 continue;
             }
+
             if (!plan_fit(&model, true, "auto", DEVICES[d], MOST,
                           &err)) { // then B = 1 with blocks again does not
                 model.recompute = recompute_all(RECOMPUTE_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
                 continue;
             }
+
             assert_true(plan_total(&model) <= DEVICES[d]);
             const double flops =
                 recompute_flops_per_token(&model.recompute, &model.config, model.T);
@@ -240,6 +251,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
                 with_flops++;
                 continue;
             }
+
             assert_true(model.B >= kept && model.B * model.T <= ENOUGH);
             for (int64_t more = 1; more <= 2 && (model.B + more) * model.T <= ENOUGH; more++)
                 assert_false(fits_without_flops(&model, model.B + more, DEVICES[d], &elements));
@@ -247,6 +259,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
             assert_true(recompute_elements_per_token(&model.recompute, &model.config) == elements);
             without++;
         }
+
     assert_true(with_flops + without > 2 * NUM_MODELS && enough > NUM_MODELS);
 }
 
@@ -341,6 +354,7 @@ TEST(the_message_names_the_first_change_that_would_fit) {
                                         "--grad-dtype compute", "--offload optimizer"};
     static const double rooms[] = {1e9, 1.4e9, 2e9, 2.6e9,
                                    7e9, 24e9,  80e9}; // every change is needed in one of them
+
     int seen = 0;
     for (int m = 1; m < 3; m++)
         for (int i = 0; i < 7; i++) {
@@ -348,19 +362,23 @@ TEST(the_message_names_the_first_change_that_would_fit) {
             ModelOptions model = sampling(MODELS[m], 64);
             int first = 0;
             model.sizes = sizes_of(room);
+
             if (plan_fit(&model, false, "0", room, 0, &err)) continue;
             for (int count = 1; count <= 5 && !first; count++)
                 for (int r = 1; r < 32 && !first; r++)
                     if (bits(r) == count && fits_with(model, r, room)) first = r;
+
             if (first == 0) {
                 assert_non_null(strstr(err.text, "use a smaller model or context"));
                 continue;
             }
+
             for (int w = 0; w < 5; w++)
                 if ((strstr(err.text, words[w]) != NULL) != (first >> w & 1))
                     fail_msg("%d: %s", first, err.text);
             seen |= first;
         }
+
     assert_int_equal(seen, FEWER_B | RECOMPUTE | OPTIMIZER | GRADIENTS | OFFLOAD);
 }
 

@@ -16,6 +16,7 @@ TEST(rows_of_gpt_3_come_out_exactly) {
         {"gpt3:c2560", 1048576, 1.6e-4}, {"gpt3:c4096", 2097152, 1.2e-4},
         {"gpt3:c5120", 2097152, 1e-4},   {"gpt3:c12288", 3355443.2, 6e-5},
     };
+
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const ModelConfig c = shape(rows[i].descriptor);
         assert_true(recipe_batch(&c, OPTIMIZER_ADAMW, 0, 0) == rows[i].batch);
@@ -30,6 +31,7 @@ TEST(between_the_rows_of_gpt_3_logarithms_are_straight) {
     assert_near("blocks", recipe_block_parameters(&c), 12.0 * 36 * 1280 * 1280, 1e-12);
     assert_near("batch", recipe_batch(&c, OPTIMIZER_ADAMW, 0, 0), 524288 * 1.0504, 1e-4);
     assert_true(recipe_learning_rate(&c, OPTIMIZER_ADAMW, 524288) == 2.46e-4);
+
     // Half as many logarithms: 64 times fewer parameters in blocks, 6e-4 * 64^(1/6) = 1.2e-3; 2^19
     // * 64^-0.383.
     c = shape("L=3,C=192,NH=3");
@@ -37,6 +39,7 @@ TEST(between_the_rows_of_gpt_3_logarithms_are_straight) {
     assert_true(recipe_learning_rate(&c, OPTIMIZER_ADAMW, 524288) == 1.2e-3);
     assert_near("batch", recipe_batch(&c, OPTIMIZER_ADAMW, 0, 0), 106611.2,
                 1e-5); // 524288 * 2^(-6 * 0.383)
+
     // The ratio of the optimizers' rates is that of doc/optimizers.md at every size: 1.2e-4 where
     // AdamW has 6e-4.
     assert_true(recipe_learning_rate(&c, OPTIMIZER_LION, 524288) == 2.4e-4);
@@ -49,31 +52,37 @@ TEST(muon_has_nanochats_rules) {
     // a step.
     ModelConfig c = shape("d12,V=32768");
     const double N = 84934656 + 25165824, D = 12 * N;
+
     assert_true(recipe_ratio(OPTIMIZER_MUON) == 12);
     assert_true(recipe_parameters(&c) == N);
     assert_true(recipe_batch(&c, OPTIMIZER_MUON, D, 12) == 524288);
+
     // 8 times the tokens: 2^19 * 8^0.383 = 2^20.149; an eighth: 2^17.851
     assert_near("8 D", recipe_batch(&c, OPTIMIZER_MUON, 8 * D, 12), 524288 * 2.21760, 1e-5);
     assert_near("D / 8", recipe_batch(&c, OPTIMIZER_MUON, D / 8, 12), 524288 / 2.21760, 1e-5);
+
     // 0.025 / (0.2 * 27.7128) = 0.004511; at 2^20 tokens sqrt(2) of that; at 2^14 the same
     assert_true(recipe_learning_rate(&c, OPTIMIZER_MUON, 524288) == 0.00451);
     assert_true(recipe_learning_rate(&c, OPTIMIZER_MUON, 1048576) == 0.00638);
     assert_true(recipe_learning_rate(&c, OPTIMIZER_MUON, 16384) == 0.00451);
     assert_true(recipe_embedding_rate(&c, 524288) == 0.008);
     assert_true(recipe_vector_rate(524288) == 0.015 && recipe_vector_rate(1048576) == 0.0212);
+
     // 2520 steps of 2^19: 3.5 / (0.00451 * 2520) = 0.308
     assert_true(recipe_weight_decay(OPTIMIZER_MUON, 0.00451, 2520) == 0.308);
     assert_true(recipe_weight_decay(OPTIMIZER_MUON, 0.00451, 40) == 1);
     assert_true(recipe_weight_decay(OPTIMIZER_ADAMW, 6e-4, 40) == 0.1);
+
     c = shape("L=6,C=256"); // of the ladder, where 1e-2 was better than 5e-3: 0.025 / (0.2 * 16) =
                             // 0.00781
     assert_true(recipe_learning_rate(&c, OPTIMIZER_MUON, 16384) == 0.00781);
     assert_true(recipe_embedding_rate(&c, 16384) == 0.0139); // 0.008 sqrt(3)
-    c = shape("d48");                                        // 0.025 / 8 at 2^20: 0.003125 * 1.414
+
+    c = shape("d48"); // 0.025 / 8 at 2^20: 0.003125 * 1.414
     assert_true(recipe_learning_rate(&c, OPTIMIZER_MUON, 1048576) == 0.00442);
 }
 
-// Of 124M: 50257 tokens and no row that pads them to 50304, no positions, no vectors.
+// 124M has 50257 tokens and no row that pads them to 50304, no positions, no vectors.
 TEST(adamw_counts_what_muon_counts_20_times) {
     const ModelConfig c = shape("d12");
     assert_true(recipe_ratio(OPTIMIZER_ADAMW) == 20);

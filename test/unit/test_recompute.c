@@ -42,6 +42,7 @@ TEST(one_set_goes_for_all_blocks) {
                  {"gelu+layernorm+fc+qkv+attention+attproj", 63},
                  {"gelu+fc", 5},
                  {"fc", 5}}; // gelu comes with it
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const Recompute r = parsed(cases[i].text, L);
         for (int l = 0; l < L; l++) assert_int_equal(r.blocks[l], cases[i].set);
@@ -80,6 +81,7 @@ TEST(the_text_is_the_shortest_one) {
                  {"3x2,0", "3x2,0", 3},
                  {"0x4,block", "0x4,3", L},
                  {"3x4,3", "3", L}};
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char buf[RECOMPUTE_TEXT];
         const Recompute r = parsed(cases[i].text, cases[i].blocks);
@@ -141,10 +143,12 @@ TEST(a_text_that_does_not_fit_ends_in_dots) {
 TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
     const ModelConfig c = {.L = L, .C = 96, .NH = 3, .V = 100, .Vp = 128, .max_T = 64};
     enum { CONTEXT = 50 };
+
     for (int set = 0; set < 64; set++) {
         const int kinds[2] = {set, 63 - set};
         Recompute r = recompute_all(0);
         double flops = 0.0, elements = 0.0;
+
         for (int l = 0; l < L; l++) {
             const int s = kinds[l % 3 == 1];
             r.blocks[l] = (uint8_t)s;
@@ -156,9 +160,11 @@ TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
             if (s & RECOMPUTE_GELU && !(s & RECOMPUTE_FC)) elements += 2 * 384;
             if (s & RECOMPUTE_LAYERNORM) elements += 2 * 2 * 96; // ln1, ln2
         }
+
         assert_true(recompute_flops_per_token(&r, &c, CONTEXT) == flops);
         assert_true(recompute_elements_per_token(&r, &c) == elements);
     }
+
     const Recompute all = recompute_all(RECOMPUTE_BLOCK);
     assert_true(recompute_flops_per_token(&all, &c, CONTEXT) ==
                 L * (16.0 * 96 * 96 + 2.0 * 96 * (CONTEXT + 1)));
@@ -186,11 +192,13 @@ TEST(no_text_does_harm) {
         "0", "1", "2", "3", "gelu", "layernorm", "fc", "qkv", "attention",  "attproj", "block",
         "+", "x", "/", ",", "x1",   "x4",        ",0", "12",  "4294967297", " "};
     enum { NUM_PIECES = sizeof pieces / sizeof pieces[0] };
+
     char buf[RECOMPUTE_TEXT];
     int taken = 0;
     for (uint64_t round = 0; round < 200000; round++) {
         const Philox draw = philox(round, 7, 0);
         char text[256] = "";
+
         for (uint32_t i = 0; i < draw.v[0] % 8; i++) {
             const Philox d = philox(round, 8, i);
             char byte[2] = {(char)(1 + d.v[1] % 255), '\0'};
@@ -198,6 +206,7 @@ TEST(no_text_does_harm) {
             snprintf(text + used, sizeof text - used, "%s",
                      d.v[0] % 16 == 0 ? byte : pieces[d.v[0] / 16 % NUM_PIECES]);
         }
+
         AUTO_FREE char *copy = strdup(text);
         const int64_t blocks = 1 + draw.v[1] % 16;
         Recompute r, again;
@@ -211,5 +220,6 @@ TEST(no_text_does_harm) {
             assert_true(strlen(err.text) > 10);
         }
     }
+
     assert_true(taken > 1000);
 }

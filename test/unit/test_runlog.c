@@ -108,7 +108,7 @@ TEST(what_is_not_known_is_left_out) {
                          "666.6K tok/s | eta ?");
 }
 
-// What follows the time that is left.
+// Compares what follows the time that is left.
 static void assert_line_ends(const StepReport *r, const char *end) {
     char *line = step_line(r);
     const char *found = strstr(strstr(line, "| eta") + 1, "|");
@@ -151,6 +151,7 @@ TEST(validation_samples_and_text_are_plain_lines) {
     RunLog *log = say(0);
     runlog_text(log, "model %s, %d layers", "d12", 12);
     runlog_field(log, "first step", "%d", 7), runlog_field(log, "", "below it");
+
     runlog_validation(log, 250, &(ValidationScore){.loss = log1p(1.0), .tokens = 65536},
                       &one_corpus, NULL, 1.25);
     runlog_validation(
@@ -158,15 +159,18 @@ TEST(validation_samples_and_text_are_plain_lines) {
         &one_corpus, NULL, 1.25);
     runlog_choices(log, 250, "hellaswag_val", &(ChoiceScore){10042, 2822, 2968, 0}, 12.34);
     runlog_choices(log, 250, "none", &(ChoiceScore){0, 0, 0, 0}, 0.0);
+
     runlog_sample(log, 250, "Once\nupon\x1b[2J", 13, false, false);
     runlog_sample(log, 250, "again", 5, false, false);
     runlog_sample(log, 250, "streamed", 8, true, false);
     runlog_sample(log, 500, "later", 5, false, false);
+
     DeviceSensors sensors = {1754.6, 3201.0, 689.7, 1e9, 61.0, ""};
     runlog_sensors(log, 250, &sensors);
     strcpy(sensors.throttle, "power cap, thermal");
     runlog_sensors(log, 251, &sensors);
     runlog_event(log, "start", "\"ignored\":1"); // no file: nowhere to go
+
     assert_said(
         log,
         "model d12, 12 layers\nfirst step  7\n            below it\n"
@@ -209,21 +213,25 @@ TEST(the_line_of_numerics_names_the_worst) {
 TEST(the_bar_is_cleared_above_a_line_and_drawn_again_below) {
     unsetenv("LC_ALL"), unsetenv("LC_CTYPE"), unsetenv("LANG");
     setenv("COLUMNS", "80", 1);
+
     RunLog *log = say(1);
     runlog_text(log, "before");
     StepReport r = report(2500);
     runlog_step(log, &r);
     runlog_text(log, "after");
+
     char *text = said_by(log);
     const char *bar =
         "step 2500/5000 [#######.......]  50.0% | loss 9.1234 | 666.6K tok/s | eta 8m11s";
     char expected[1024];
     snprintf(expected, sizeof expected, "\r\x1b[Kafter\n%s\r\x1b[K", bar);
+
     assert_memory_equal(text, "before\n", 7); // no bar yet: nothing to clear
     const char *after = strstr(text, "\r\x1b[Kafter");
     assert_non_null(after);
     assert_string_equal(after, expected);
     assert_memory_equal(after - strlen(bar), bar, strlen(bar)); // it stood below the step line too
+
     free(text);
 }
 
@@ -270,6 +278,7 @@ static void two_steps_and_more(RunLog *log) {
     StepReport r = report(1);
     r.lr = 0.1 + 0.2;
     runlog_step(log, &r);
+
     r.step = 2;
     r.control.loss = NAN, r.control.norm = INFINITY, r.control.skip = SKIP_NONFINITE,
     r.control.bad_tensor = 3;
@@ -277,15 +286,18 @@ static void two_steps_and_more(RunLog *log) {
     r.control.skipped = 1;
     r.mfu = 0.0;
     runlog_step(log, &r);
+
     runlog_validation(log, 2, &(ValidationScore){.loss = 4.25, .tokens = 1000000}, &one_corpus,
                       NULL, 2.0);
     runlog_validation(log, 2, &(ValidationScore){.loss = 1e4, .tokens = 1000000}, &one_corpus, NULL,
                       2.0); // exp overflows
     runlog_sample(log, 2, "a\xFF\nb", 4, false, false);
+
     const DeviceSensors sensors = {1755.0, 3201.0, 690.5, 123456789.25, 61.0, "power cap"};
     runlog_sensors(log, 2, &sensors);
     const DeviceSensors silent = {1755.0, 0.0, 0.0, 0.0, 0.0, ""};
     runlog_sensors(log, 2, &silent);
+
     runlog_choices(log, 2, "my \"set\"", &(ChoiceScore){4, 1, 3, 0}, 0.5);
     runlog_validation(log, 2,
                       &(ValidationScore){.loss = 4.25, .tokens = 1000000, .bits_per_byte = 1.125},
@@ -317,6 +329,7 @@ TEST(every_line_is_one_json_object) {
         "1000000,"
         "'seconds':2}\n",
         exp(4.25), exp(4.25));
+
     assert_lines(text, expected);
 }
 
@@ -371,17 +384,20 @@ TEST(a_resumed_log_loses_the_steps_that_are_run_again) {
         "{\"event\":\"step\",\"time\":1,\"step\":2}",     // whole but for its newline
         "{\"event\":\"step\",\"time\":1,\"step\":3}\nxy", // both
     };
+
     for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++) {
         char content[1024];
         snprintf(content, sizeof content, "%s%s", EARLIER, tails[i]);
         write_text(tmp_file("main.log"), content);
         char *text = logged(true, 2, one_event);
+
         // It begins with EARLIER and goes on with the one event of this run.
         assert_memory_equal(text, EARLIER, strlen(EARLIER));
         cJSON *event = event_at(text + strlen(EARLIER), 0);
         assert_string_equal(json_string(event, "event"), "resume");
         cJSON_Delete(event);
         assert_string_equal(strchr(text + strlen(EARLIER), '\n'), "\n");
+
         free(text);
         tmp_teardown(NULL), tmp_setup(NULL);
     }
@@ -397,12 +413,14 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
         "{\"event\":\"step\",\"time\":1,?step\":3}\n",   // ?: a zero
         "?????????????????????????????\n{\"event\":\"step\",\"time\":1,\"step\":?}\n",
     };
+
     for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
         char content[1024], kept[1024];
         const int n =
             snprintf(content, sizeof content, "%s%s%s%s", EARLIER, damaged[i], end, later);
         for (char *at = content; (at = strchr(at, '?'));) *at = '\0', at += strlen(at) + 1;
         write_bytes(tmp_file("main.log"), content, (size_t)n);
+
         const int length = snprintf(kept, sizeof kept, "%s%s", EARLIER, end),
                   fd = open(tmp_file("main.log"), O_RDONLY);
         char *text = logged(true, 5, one_event), before[1024];
@@ -410,6 +428,7 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
                          n); // replaced at once, never half rewritten
         assert_memory_equal(before, content, (size_t)n);
         close(fd);
+
         assert_memory_equal(text, kept, (size_t)length);
         cJSON_Delete(event_at(text + length, 0));
         assert_string_equal(strchr(text + length, '\n'), "\n");
@@ -513,19 +532,23 @@ TEST(without_a_file_for_tensorboard_the_run_goes_on) {
     struct rlimit before, few;
     getrlimit(RLIMIT_NOFILE, &before);
     Capture errors = capture_start(stderr);
+
     const int next = dup(STDOUT_FILENO);
     close(next);
     few = before;
     few.rlim_cur = (rlim_t)next + 1;
     setrlimit(RLIMIT_NOFILE, &few);
+
     RunLog *log = runlog_open(tmp.path, false, 0, 0, &err);
     setrlimit(RLIMIT_NOFILE, &before);
     char *complaint = capture_end(&errors);
+
     assert_non_null(log);
     runlog_event(log, "start", "\"step\":1,\"x\":2");
     runlog_close(log);
     assert_non_null(strstr(complaint, "events.out.tfevents."));
     assert_non_null(strstr(complaint, "; the run continues, but TensorBoard will miss values\n"));
+
     char *text = read_text(tmp_file("main.log"));
     cJSON_Delete(event_at(text, 0));
     free(text), free(complaint);
@@ -553,18 +576,22 @@ TEST(a_full_disk_costs_whole_lines_only_and_is_reported_once) {
     Capture errors = capture_start(stderr);
     char *text = logged(false, 0, many_events);
     char *complaints = capture_end(&errors);
+
     const char *of_log = strstr(complaints, "main.log: cannot write: ");
     const char *of_events = strstr(complaints, "events.out.tfevents.");
     assert_non_null(of_log);
     assert_null(strstr(of_log + 1, "main.log: cannot write: "));
     assert_non_null(of_events);
     assert_null(strstr(of_events + 1, "events.out.tfevents."));
+
     const char *second = strchr(complaints, '\n') + 1; // a line for each and nothing else
     assert_ptr_equal(strchr(second, '\n'), complaints + strlen(complaints) - 1);
+
     int lines = 0;
     for (const char *p = text; *p; p = strchr(p, '\n') + 1, lines++)
         cJSON_Delete(event_at(text, lines));
     assert_int_equal(lines, 3);
     assert_non_null(strstr(text, "\"last\""));
+
     free(text), free(complaints);
 }

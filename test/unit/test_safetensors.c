@@ -24,6 +24,7 @@ static void write_example(const char *path) {
         {.name = "c", .dtype = DTYPE_FP16, .rank = 1, .shape = {3}},
         {.name = "codes", .dtype = DTYPE_U8, .rank = 1, .shape = {5}},
     };
+
     SafetensorsWriter *w = safetensors_writer_open(path, entries, 4, metadata, &err);
     assert_non_null(w);
     // pieces need not end where tensors do
@@ -32,6 +33,7 @@ static void write_example(const char *path) {
     assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
     assert_true(safetensors_writer_append(w, fp16_vector, sizeof fp16_vector, &err));
     assert_true(safetensors_writer_append(w, codes, sizeof codes, &err));
+
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
 }
 
@@ -41,6 +43,7 @@ TEST(what_was_written_is_read) {
     SafetensorsFile *f = safetensors_open(path, &err);
     assert_non_null(f);
     assert_int_equal(safetensors_count(f), 4);
+
     const SafetensorsEntry *a = safetensors_find(f, "a.weight"), *b = safetensors_find(f, "b");
     assert_null(safetensors_find(f, "d"));
     assert_int_equal(safetensors_entry(f, 0)->offset % 8, 0);
@@ -48,6 +51,7 @@ TEST(what_was_written_is_read) {
     assert_int_equal(a->shape[0], 2);
     assert_int_equal(a->shape[1], 3);
     assert_int_equal(b->dtype, DTYPE_BF16);
+
     float out[6];
     assert_true(safetensors_read_fp32(f, a, 0, 6, out, &err));
     assert_memory_equal(out, matrix, sizeof matrix);
@@ -57,8 +61,10 @@ TEST(what_was_written_is_read) {
     assert_true(out[0] == -2.5f && isinf(out[1]) && out[2] == ldexpf(1.0f, -133));
     assert_true(safetensors_read_fp32(f, safetensors_find(f, "c"), 0, 3, out, &err));
     assert_true(out[0] == 1.0f && out[1] == -2.5f && out[2] == ldexpf(1.0f, -24));
+
     assert_string_equal(safetensors_metadata(f, "optimizer"), "adamw8bit");
     assert_null(safetensors_metadata(f, "other"));
+
     // Bytes come back as they are, inf and a denormal too.
     uint8_t bytes[8];
     const SafetensorsEntry *e = safetensors_find(f, "codes");
@@ -69,6 +75,7 @@ TEST(what_was_written_is_read) {
     assert_memory_equal(bytes, codes + 3, 2);
     assert_true(safetensors_read_bytes(f, b, 0, 8, bytes, &err));
     assert_memory_equal(bytes, bf16_vector, 8);
+
     assert_error(safetensors_read_fp32(f, e, 0, 5, out, &err),
                  "tensor codes is U8, only F32, F16 and BF16 are read");
     safetensors_close(f);
@@ -136,6 +143,7 @@ TEST(data_in_another_order_than_the_header_is_read) {
     assert_ok(f);
     assert_string_equal(safetensors_entry(f, 0)->name, "a");
     safetensors_close(f);
+
     // Empty tensors come before the one that begins at the same byte.
     f = safetensors_open(
         write_header("{" ONE("b", "[0,8]") ",\"e\":{\"dtype\":\"F32\",\"shape\":[0],"
@@ -159,12 +167,14 @@ TEST(shapes_and_types_out_of_range_are_refused) {
     REFUSED(SHAPED("[1,1,1,1,1]", ""), 0, "more than 4 dimensions");
     REFUSED(SHAPED("7", ""), 0, "not an array");
     REFUSED(SHAPED("[0]", ",\"shape\":[0]"), 0, "stated twice");
+
     REFUSED("{\"a\":{\"dtype\":\"F31\",\"shape\":[0],\"data_offsets\":[0,0]}}", 0,
             "dtype \"F31\" is unknown");
     REFUSED("{\"a\":{\"dtype\":7,\"shape\":[0],\"data_offsets\":[0,0]}}", 0,
             "\"dtype\" is 7, expected a string");
     REFUSED("{\"a\":7}", 0, "not an object");
     REFUSED("{\"a\\u001b[2J\":{}}", 0, "control characters");
+
     char name[400], long_one[] = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
     snprintf(name, sizeof name,
              "{\"%s%s\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}}", long_one,
@@ -186,7 +196,7 @@ TEST(other_dtypes_are_listed_but_not_read) {
     safetensors_close(f);
 }
 
-// What stands there may be anything: only a text in an object is a value.
+// The metadata may be anything: only a text in an object is a value.
 TEST(metadata_of_any_form_is_survived) {
     static const char *const headers[] = {
         "{}", "{\"__metadata__\":7}", "{\"__metadata__\":[1,\"optimizer\"]}",

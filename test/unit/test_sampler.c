@@ -106,6 +106,7 @@ TEST(among_equal_logits_the_lower_tokens_are_kept) {
     for (int i = 0; i < MANY; i++) equal[i] = 1.5f;
     SamplerOptions four = {.temperature = 1.0, .top_k = 4, .top_p = 1.0},
                    half = {.temperature = 1.0, .top_p = 0.5};
+
     int seen_by_k = 0, seen_by_p = 0;
     for (uint64_t i = 0; i < 1000; i++) {
         const int32_t a = sample_from_logits(equal, MANY, &four, i),
@@ -115,8 +116,10 @@ TEST(among_equal_logits_the_lower_tokens_are_kept) {
         seen_by_k |= 1 << a;
         seen_by_p |= b == MANY / 2 - 1;
     }
+
     assert_int_equal(seen_by_k, 15);
     assert_int_equal(seen_by_p, 1);
+
     SamplerOptions greedy = {.temperature = 0.0, .top_p = 1},
                    tiny = {.temperature = 30.0, .top_p = 0x1p-20};
     for (uint64_t i = 0; i < 100; i++) { // the most likely token, and of equal ones the first

@@ -115,6 +115,7 @@ TEST(a_peak_or_an_end_that_no_step_has_is_known) {
         {SCHEDULE_LINEAR, 0.1, 4, 4, true, false},    {SCHEDULE_LINEAR, 0.1, 3, 4, true, true},
         {SCHEDULE_CONSTANT, 0.1, 5, 4, false, false}, {SCHEDULE_WSD, 0, 2, 100, true, true},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const Schedule s =
             schedule(cases[i].kind, cases[i].final_fraction, cases[i].warmup, cases[i].total);

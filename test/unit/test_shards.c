@@ -82,12 +82,14 @@ TEST(a_written_shard_is_read_back) {
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         const char *path = commit_shard("a.bin", token_bytes, 50257, 50256, 1000, 7);
         AUTO(shards_close) ShardSet set = open_shards(path, 9);
+
         assert_int_equal(set.count, 1);
         assert_int_equal(set.token_bytes, token_bytes);
         assert_int_equal(set.num_tokens, 1000);
         assert_int_equal(set.vocab, 50257);
         assert_int_equal(set.eot, 50256);
         assert_int_equal(set.num_windows, 111); // 999 / 9
+
         for (int64_t w = 0; w < set.num_windows; w++) {
             uint32_t out[10]; // room for either size
             assert_true(shards_read_window(&set, w, 50257, out, &err));
@@ -118,12 +120,14 @@ TEST(shards_are_sorted_by_name_and_windows_never_cross_a_file) {
     make_shard("s_000.bin", 2, 300, -1, 31, 0);  // 3 windows
     make_shard("s_003.bin", 2, 0, 7, 11, 3000);  // 1 window
     make_shard("s_001.bin", 2, 300, 7, 5, 1000); // none
+
     AUTO(shards_close) ShardSet set = open_shards(tmp_file("s_*.bin"), 10);
     assert_int_equal(set.count, 4);
     assert_int_equal(set.num_tokens, 72);
     assert_int_equal(set.num_windows, 6);
     assert_int_equal(set.vocab, 300);
     assert_int_equal(set.eot, 7);
+
     const int first_token[6] = {0, 10, 20, 2000, 2010, 3000};
     const char *const name[6] = {"s_000.bin", "s_000.bin", "s_000.bin",
                                  "s_002.bin", "s_002.bin", "s_003.bin"};
@@ -272,18 +276,22 @@ static uint64_t fingerprint_of(const char *pattern) {
 TEST(shards_with_other_tokens_at_their_beginning_middle_or_end_have_another_fingerprint) {
     enum { TOKENS = 50000, BYTES = SHARD_HEADER_BYTES + 2 * TOKENS };
     static const size_t places[] = {SHARD_HEADER_BYTES, BYTES / 2, BYTES - 1};
+
     AUTO_FREE unsigned char *bytes = calloc(BYTES, 1);
     memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
     write_bytes(tmp_file("a_0.bin"), bytes, BYTES);
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+
     const uint64_t same = fingerprint_of(tmp_file("a_*.bin"));
     assert_true(fingerprint_of(tmp_file("a_0.bin")) != same);
+
     for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
         bytes[places[i]] ^= 1;
         write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
         if (fingerprint_of(tmp_file("a_*.bin")) == same) fail_msg("place %zu", i);
         bytes[places[i]] ^= 1;
     }
+
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
     assert_true(fingerprint_of(tmp_file("a_*.bin")) == same);
 }
@@ -298,18 +306,22 @@ static uint64_t contents_of(const char *pattern) {
 
 TEST(a_change_anywhere_in_shards_that_are_read_whole_changes_their_contents) {
     enum { TOKENS = 700000, BYTES = SHARD_HEADER_BYTES + 2 * TOKENS };
+
     AUTO_FREE unsigned char *bytes = calloc(BYTES, 1);
     memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
     write_bytes(tmp_file("a_0.bin"), bytes, BYTES);
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
+
     const uint64_t same = contents_of(tmp_file("a_*.bin")),
                    fingerprint = fingerprint_of(tmp_file("a_*.bin"));
+
     for (size_t place = SHARD_HEADER_BYTES; place < BYTES; place += 99991) {
         bytes[place] ^= 1;
         write_bytes(tmp_file("a_1.bin"), bytes, BYTES);
         if (contents_of(tmp_file("a_*.bin")) == same) fail_msg("place %zu", place);
         bytes[place] ^= 1;
     }
+
     write_bytes(tmp_file("a_1.bin"), bytes, BYTES); // at another time
     assert_true(contents_of(tmp_file("a_*.bin")) == same);
     assert_true(fingerprint_of(tmp_file("a_*.bin")) == fingerprint);

@@ -68,6 +68,7 @@ TEST(other_keys_and_seeds_give_other_orders) {
 TEST(every_epoch_reads_everything_once_in_another_order) {
     enum { N = 3000, EPOCHS = 4 };
     static int64_t order[EPOCHS][N];
+
     for (int e = 0; e < EPOCHS; e++) {
         static uint8_t seen[N];
         for (int64_t i = 0; i < N; i++) seen[i] = 0;
@@ -76,6 +77,7 @@ TEST(every_epoch_reads_everything_once_in_another_order) {
             assert_in_range(order[e][i], 0, N - 1);
             assert_int_equal(seen[order[e][i]]++, 0);
         }
+
         for (int f = 0; f < e; f++) {
             int64_t same = 0;
             for (int i = 0; i < N; i++) same += order[e][i] == order[f][i];

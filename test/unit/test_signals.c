@@ -53,6 +53,7 @@ TEST(the_first_signal_is_pending_and_ends_nothing) {
         {"a SIGINT after SIGTERM, which is no second one", {SIGTERM, SIGINT}, SIGTERM, "", NULL},
         {"a system call, which is restarted", {0}, SIGUSR1, "", read_across_a_signal},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char said[512];
         const int status = status_of_child(run, &cases[i], said, sizeof said);
@@ -81,8 +82,8 @@ static size_t untouched_by(int number) {
     return n;
 }
 
-// Of a signal that is ignored the stack keeps what raise itself needs. A handler on the same stack
-// would write at least the registers that the kernel saves for it, more than 500 bytes.
+// An ignored signal leaves on the stack what raise itself needs. A handler on the same stack would
+// write at least the registers that the kernel saves for it, more than 500 bytes.
 static int handle_elsewhere(void *unused) {
     (void)unused;
     signals_install();

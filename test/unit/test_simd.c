@@ -43,6 +43,7 @@ TEST(exp_is_within_1e_7_of_the_exact_value) {
             worst = fmax(worst, fabs((double)y[i] - want) / want);
         }
     }
+
     if (worst > 1e-7) fail_msg("relative error %.3g", worst);
     assert_true(vexp(vzero())[0] == 1.0f);
 }
@@ -81,15 +82,18 @@ TEST(partial_loads_and_stores_take_the_first_lanes_only) {
     const V x = random_lanes(0) + 2.0f; // never 0
     float whole[LANES];
     uint16_t whole_bf16[LANES];
+
     for (int i = 0; i < LANES; i++) whole[i] = x[i], whole_bf16[i] = float_to_bf16(x[i]);
     for (int n = 0; n <= LANES; n++) {
         float f[LANES] = {0};
         uint16_t h[LANES] = {0};
+
         vstore_first(n, f, 0, x, DTYPE_FP32);
         vstore_first(n, h, 0, x, DTYPE_BF16);
         const V y = vload_first(n, whole, 0, DTYPE_FP32),
                 z = vload_first(n, whole_bf16, 0, DTYPE_BF16);
         const V chosen = vfirst(n, vsplat(1.0f), vsplat(2.0f));
+
         for (int i = 0; i < LANES; i++) {
             assert_true(f[i] == (i < n ? whole[i] : 0.0f) && y[i] == f[i]);
             assert_int_equal(h[i], i < n ? whole_bf16[i] : 0);
@@ -132,6 +136,7 @@ TEST(rounding_to_bf16_is_that_of_the_scalar_code) {
 #ifdef __AVX512BF16__
             const VU pair = vpair_bf16((V)bits, (V)bits);
 #endif
+
             for (int i = 0; i < LANES; i++) {
                 uint16_t want = expected_bf16(from_bits(bits[i]));
                 assert_int_equal(got[i], want);

@@ -114,6 +114,7 @@ TEST(outliers_of_loss_and_norm_are_skipped_when_asked_for) {
         {3.5f, 1.0f, {.loss_z_limit = 4.0f}, SKIP_LOSS_OUTLIER},
         {3.0f, 1.5f, {.norm_z_limit = 4.0f}, SKIP_NORM_OUTLIER},
         {2.0f, 0.5f, {.loss_z_limit = 4.0f, .norm_z_limit = 4.0f}, SKIP_NONE}}; // falls are welcome
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         StepControl c = with_full_windows();
         step(&c, cases[i].loss, cases[i].norm, cases[i].limits);
@@ -165,6 +166,7 @@ TEST(the_loss_scale_halves_with_each_overflow_and_doubles_after_enough_finite_st
         {1, 0x1p23f, {0x1p-20f, 0x1p-20f, 0x1p-20f}, {0x1p24f, 0x1p24f, 0x1p24f}}, // and no further
         {0, 8, {INFINITY, 1, 1, 1, 1, 1, 1, 1, 1}, {8, 8, 8, 8, 8, 8, 8, 8, 8}},   // fixed
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         StepControl c = step_control_initial(cases[i].initial);
         for (int k = 0; k < 9 && cases[i].scales[k] > 0; k++) {
@@ -193,6 +195,7 @@ TEST(factors_of_an_update_are_functions_of_its_number) {
     const StepLimits limits = {
         .moments = {{0.9f, 0.999f, 0}, {0.8f, 0.95f, 0}, {0.7f, 0.9f, 0}, {0.96f, 0.99f, 0}}};
     StepControl c = step_control_initial(1.0f);
+
     for (int update = 1; update <= 20000; update++) {
         step(&c, 3.0f, 1.0f, limits);
         const double take = pow(update, -0.8);
@@ -204,6 +207,7 @@ TEST(factors_of_an_update_are_functions_of_its_number) {
         }
         assert_true(c.keep == (float)(1.0 - take) && c.take == (float)take);
     }
+
     c.updates = INT32_MAX - 1; // the last one there is
     step(&c, 3.0f, 1.0f, limits);
     for (int i = 0; i < UPDATE_GROUPS; i++)
@@ -215,16 +219,19 @@ TEST(skipped_steps_of_every_kind_are_no_updates) {
     StepControl c = with_full_windows();
     const StepLimits limits = {
         .loss_z_limit = 4.0f, .norm_z_limit = 4.0f, .moments = {{0.9f, 0.95f, 0}}};
+
     step(&c, 3.0f, 1.0f, limits);
     const StepControl before = c;
     step(&c, NAN, 1.0f, limits);
     step(&c, 3.0f, INFINITY, limits);
     step(&c, 4.0f, 1.0f, limits);
     step(&c, 3.0f, 2.0f, limits);
+
     assert_int_equal(c.skipped, 4);
     assert_int_equal(c.updates, before.updates);
     assert_true(c.m_correction[0] == before.m_correction[0] &&
                 c.v_correction[0] == before.v_correction[0]);
+
     step(&c, 3.0f, 1.0f, limits);
     assert_int_equal(c.updates, before.updates + 1);
     assert_true(c.v_correction[0] < before.v_correction[0]);

@@ -116,12 +116,14 @@ TEST(the_time_of_a_step_is_that_of_the_last_half_minute) {
     assert_float_equal(t.mean, 9.0, 1e-12);
     step_time_add(&t, 0.1);
     assert_float_equal(t.mean, 0.1, 1e-12);
+
     for (int i = 0; i < 3000; i++) step_time_add(&t, 0.1);
     step_time_add(&t, 3.0); // one slow step is one of 300
     assert_true(t.mean > 0.1 && t.mean < 0.115);
     for (int i = 0; i < 600; i++)
         step_time_add(&t, 0.2); // from now on all are slower: two minutes later that is known
     assert_float_equal(t.mean, 0.2, 0.005);
+
     t = (StepTime){0};
     const double minutes[] = {100.0, 60.0,
                               80.0}; // steps longer than the window: the last one counts most

@@ -44,24 +44,28 @@ static struct {
     size_t size, at;
 } file; // the only event file of the directory, and how far it was read
 
-// Its next event and the length of it; NULL at the end. Fails where a length or a checksum is
+// Finds its next event and the length of it; NULL at the end. Fails where a length or a checksum is
 // wrong.
 static const uint8_t *next_event(uint64_t *length) {
     char names[4][256] = {""};
     uint32_t crc;
+
     if (!file.data) {
         assert_int_equal(event_files(names), 1);
         file.data = read_bytes(tmp_file(names[0]), &file.size);
     }
     if (file.at == file.size) return NULL;
+
     assert_true(file.at + 12 <= file.size);
     memcpy(length, file.data + file.at, 8);
     memcpy(&crc, file.data + file.at + 8, 4);
     assert_int_equal(crc, masked(crc32c(file.data + file.at, 8)));
+
     const uint8_t *event = file.data + file.at + 12;
     assert_true(file.at + 12 + *length + 4 <= file.size);
     memcpy(&crc, event + *length, 4);
     assert_int_equal(crc, masked(crc32c(event, *length)));
+
     file.at += 12 + *length + 4;
     return event;
 }
@@ -113,16 +117,19 @@ TEST(a_file_begins_with_its_version_and_the_step_it_starts_at) {
     TensorBoard *tb = open_in(299);
     one_scalar(tb, 300, "train/loss", 3.25);
     tensorboard_close(tb);
+
     uint64_t length = 0;
     const uint8_t *event = next_event(&length);
     assert_true(holds(event, length,
                       "\x1A\x0D"
                       "brain.Event:2",
                       15));
+
     event = next_event(&length);
     // wall_time, step 300 (0xAC 0x02), session_log of two bytes {status: START}, and nothing else
     assert_memory_equal(event + 9, "\x10\xAC\x02\x3A\x02\x08\x01", 7);
     assert_int_equal(length, 16);
+
     double wall_time;
     memcpy(&wall_time, event + 1, 8);
     assert_true(wall_time >= (double)before && wall_time <= (double)time(NULL) + 1);
@@ -130,13 +137,16 @@ TEST(a_file_begins_with_its_version_and_the_step_it_starts_at) {
 
 TEST(a_record_holds_all_scalars_of_a_step) {
     TensorBoard *tb = open_in(-1);
+
     tensorboard_begin(tb, 5);
     tensorboard_scalar(tb, "a", 1.0);
     tensorboard_scalar(tb, "b/c", 1e300); // more than a float holds: inf
     assert_true(tensorboard_end(tb, &err));
+
     tensorboard_begin(tb, 6);
     assert_true(tensorboard_end(tb, &err)); // nothing in it: no record
     tensorboard_close(tb);
+
     uint64_t length = 0;
     const uint8_t *event = first_record(&length);
     static const char expected[] = "\x10\x05\x2A\x16" // step 5, a summary of 22 bytes
@@ -144,6 +154,7 @@ TEST(a_record_holds_all_scalars_of_a_step) {
                                    "a\x15\x00\x00\x80\x3F"
                                    "\x0A\x0A\x0A\x03"
                                    "b/c\x15\x00\x00\x80\x7F";
+
     assert_int_equal(length, 9 + sizeof expected - 1);
     assert_memory_equal(event + 9, expected, sizeof expected - 1);
     assert_null(next_event(&length));
@@ -190,6 +201,7 @@ TEST(a_full_disk_costs_whole_records_only) {
     getrlimit(RLIMIT_FSIZE, &before);
     small = before;
     signal(SIGXFSZ, SIG_IGN);
+
     TensorBoard *tb = open_in(0);
     bool written[12];
     for (int i = 0; i < 12; i++) {
@@ -201,10 +213,12 @@ TEST(a_full_disk_costs_whole_records_only) {
         tensorboard_scalar(tb, "loss", 0.5);
         written[i] = tensorboard_end(tb, &err);
     }
+
     setrlimit(RLIMIT_FSIZE, &before);
     tensorboard_close(tb);
     assert_true(!written[0] && !written[1] && written[2] && written[3] && !written[9] &&
                 !written[10] && written[11]);
+
     int expected = 2;
     for (int i = 0; i < 12; i++) expected += written[i];
     uint64_t length = 0;

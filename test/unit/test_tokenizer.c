@@ -215,17 +215,20 @@ TEST(an_export_gives_the_tokens_of_ranks_that_no_training_made) {
             }
             more[i] = words[i];
         }
+
         Tokenizer *t = open_ranks(more, MORE);
         size_t length;
         char *json = tokenizer_to_json(t, &length);
         Tokenizer *again = tokenizer_read_json("again", json, length, NULL);
         assert_non_null(again);
+
         char text[LENGTH];
         int32_t tokens[LENGTH], same[LENGTH];
         for (uint64_t k = 0; k < LENGTH; k++) text[k] = "abc"[philox(6, round, k).v[0] % 3];
         const int64_t n = encode(t, text, LENGTH, tokens);
         assert_int_equal(encode(again, text, LENGTH, same), n);
         assert_memory_equal(tokens, same, (size_t)n * sizeof *tokens);
+
         free(json);
         tokenizer_free(t), tokenizer_free(again);
     }
@@ -287,12 +290,15 @@ TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
         Encoder *e = encoder_create(toy);
         char text[300];
         int32_t alone[300], again[300], pair[300];
+
         for (int64_t i = 0; i < n; i++) text[i] = "hellwor"[i % 7];
         int64_t count = encoder_encode(e, text, n, alone), bytes = 0;
         assert_int_equal(encoder_encode(e, text, n, again), count);
+
         text[n] = '!';
         memset(text + n + 1, 'x', 40);
         assert_true(encoder_encode(e, text, n + 41, pair) > count);
+
         assert_memory_equal(alone, again, (size_t)count * sizeof *alone);
         assert_memory_equal(alone, pair, (size_t)count * sizeof *alone);
         for (int64_t i = 0; i < count; i++) {
@@ -300,6 +306,7 @@ TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
             tokenizer_decode(toy, alone[i], &length);
             bytes += (int64_t)length;
         }
+
         assert_int_equal(bytes, n);
         encoder_free(e);
     }
@@ -308,11 +315,13 @@ TEST(a_piece_of_any_length_is_encoded_alike_wherever_it_stands) {
 TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
     Encoder *e = encoder_create(toy);
     int cuts = 0;
+
     for (uint64_t round = 0; round < 3000; round++) {
         char text[200];
         int32_t whole[200], parts[200];
         int64_t all = toy_text(round, text, 200),
                 n = all > 0 ? (int64_t)(round % (uint64_t)all) : 0;
+
         int64_t cut = tokenizer_safe_cut(toy, text, n), count = encoder_encode(e, text, cut, parts);
         assert_in_range(cut, 0, n);
         count += encoder_encode(e, text + cut, all - cut, parts + count);
@@ -320,6 +329,7 @@ TEST(a_text_cut_where_it_is_safe_gives_the_tokens_of_the_whole) {
         assert_memory_equal(whole, parts, (size_t)count * sizeof *parts);
         cuts += cut > 0;
     }
+
     assert_true(cuts > 2000);
     encoder_free(e);
 }

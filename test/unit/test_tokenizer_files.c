@@ -49,6 +49,7 @@ TEST(settings_next_to_a_tokenizer_that_would_give_other_tokens_are_refused_by_na
         {"added_tokens.json", "version https://git-lfs.github.com/spec/v1\n",
          "not JSON but a Git LFS pointer"},
     };
+
     assert_int_equal(mkdir(tmp_file("hf"), 0700), 0);
     write_json(tmp_file("hf/tokenizer.json"));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -56,6 +57,7 @@ TEST(settings_next_to_a_tokenizer_that_would_give_other_tokens_are_refused_by_na
         snprintf(name, sizeof name, "hf/%s", cases[i].file);
         snprintf(path, sizeof path, "%s", tmp_file(name));
         write_bytes(path, cases[i].text, strlen(cases[i].text));
+
         if (cases[i].message) {
             assert_refused(tmp_file("hf"), path, cases[i].message);
         } else {
@@ -131,6 +133,7 @@ TEST(a_file_of_another_kind_is_called_by_its_name) {
          "not a tokenizer but text with a UTF-8 byte order mark"},
         {"\xc8\xd7\x34\x01", 4, "4 bytes, expected a header of 1024: truncated"},
     };
+
     const char *path = tmp_file("some.file");
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_bytes(path, cases[i].content, cases[i].n);

@@ -19,7 +19,7 @@ static const char *const names[] = {
     "!!",          "(a)",       "'"};
 enum { NAMES = sizeof names / sizeof *names };
 
-// What bash makes of a word.
+// Bash reads the word.
 static void read_word(const char *word, char *out, size_t size) {
     char command[4096];
     snprintf(command, sizeof command, "bash -c 'printf %%s \"$1\"; printf .' - %s >%s", word,
@@ -90,6 +90,7 @@ TEST(files_of_one_corpus_differ_in_their_number) {
                                     {"1.bin", "1.bin"},
                                     {"[a]/x-7.bin", "\\[a]/x-*.bin"},
                                     {"a.1/x", "a.1/x"}};
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char *found = path_numbered(cases[i][0]);
         assert_string_equal(found, cases[i][1]);
@@ -136,13 +137,16 @@ TEST(a_tilde_at_the_beginning_is_the_home_directory) {
                                            {"./~/a", "./~/a"},
                                            {"~no_such_user/a", "~no_such_user/a"},
                                            {"", ""}};
+
     assert_int_equal(setenv("HOME", "/h", 1), 0);
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         AUTO_FREE char *found = path_from_home(paths[i][0]);
         assert_string_equal(found, paths[i][1]);
     }
+
     AUTO_FREE char *of_user = path_from_home("~root/a");
     assert_string_equal(of_user, "/root/a");
+
     assert_int_equal(unsetenv("HOME"), 0);
     AUTO_FREE char *without = path_from_home("~/a"); // from the list of users
     assert_int_equal(without[0], '/');

@@ -56,6 +56,7 @@ static void expected_score(Model *model, int64_t windows, double *sum, int64_t *
     uint16_t *window = host_alloc((T + 1) * sizeof *window, &err);
     float *losses = host_alloc(T * sizeof *losses, &err);
     *sum = 0.0, *text_bytes = 0;
+
     for (int64_t i = 0; i < windows; i++) {
         const int64_t first = i * WINDOWS / windows * T;
         for (int64_t t = 0; t <= T; t++) window[t] = (uint16_t)tokens[first + t];
@@ -63,11 +64,13 @@ static void expected_score(Model *model, int64_t windows, double *sum, int64_t *
         model_forward(model);
         copy_d2h(losses, model_token_losses(model).data, T * sizeof *losses, STREAM_COMPUTE);
         device_sync();
+
         for (int64_t t = 0; t < T; t++) {
             *sum += losses[t];
             *text_bytes += tokens[first + t + 1] != BYTE_EOT;
         }
     }
+
     host_free(window);
     host_free(losses);
 }
@@ -79,19 +82,23 @@ static const double ROUNDING = 10.0 * T * 0x1p-24;
 TEST(the_loss_is_the_mean_over_evenly_spread_windows) {
     Model *model = tiny_random(BYTE_VOCAB, 1, T, 0);
     const int64_t asked[] = {0, 1, 4, 20, WINDOWS, 1000};
+
     for (int i = 0; i < 6; i++) {
         const int64_t windows = asked[i] > 0 && asked[i] < WINDOWS ? asked[i] : WINDOWS;
         double sum;
         int64_t text_bytes;
         ValidationScore score;
+
         expected_score(model, windows, &sum, &text_bytes);
         assert_true(evaluate_loss(model, &set, asked[i], bytes, &score, &err));
         assert_int_equal(score.tokens, windows * T);
         assert_int_equal(score.bytes, text_bytes);
         assert_true(text_bytes < windows * T); // end-of-text is among them
         assert_true(fabs(score.loss - sum / (double)(windows * T)) < ROUNDING);
+
         const double bits = score.loss * (double)score.tokens / log(2.0) / (double)text_bytes;
         assert_true(fabs(score.bits_per_byte / bits - 1.0) < 1e-12);
+
         ValidationScore without; // a tokenizer: bits per byte are not known
         assert_true(evaluate_loss(model, &set, asked[i], NULL, &without, &err));
         assert_true(without.loss == score.loss && without.bits_per_byte == 0.0 &&
@@ -128,14 +135,17 @@ TEST(the_score_of_a_mixture_is_the_mean_by_share_of_those_of_its_sources) {
     Model *model = tiny_random(BYTE_VOCAB, 2, T, 0);
     ValidationScore one, other, each[MIXTURE_MAX], total;
     AUTO_FREE char *text = NULL;
+
     ShardWriter *w = shard_writer_open(tmp_file("half.bin"), 2, BYTE_VOCAB, BYTE_EOT,
                                        &err); // other text, few windows
     for (int i = 0; i <= 5 * T; i++)
         assert_true(shard_writer_append(w, &(uint16_t){(uint16_t)(i % 9 * 28)}, 1, &err));
     assert_true(shard_writer_commit(w, &err));
     assert_true(asprintf(&text, "%s/narrow.bin:3,%s/half.bin:1", tmp.path, tmp.path) > 0);
+
     Sources sources;
     assert_ok(sources_open(&sources, text, T, &err));
+
     for (int64_t windows = 0; windows <= 7; windows += 7) {
         assert_true(evaluate_sources(model, &sources, windows, bytes, each, &total, &err));
         assert_true(evaluate_loss(model, &sources.sets[0], windows, bytes, &one, &err));
@@ -144,12 +154,14 @@ TEST(the_score_of_a_mixture_is_the_mean_by_share_of_those_of_its_sources) {
                     one.loss != other.loss);
         assert_int_equal(total.tokens, one.tokens + other.tokens);
         assert_int_equal(total.bytes, one.bytes + other.bytes);
+
         const double loss = 0.75 * one.loss + 0.25 * other.loss;
         assert_true(fabs(total.loss / loss - 1.0) < 1e-14);
         const double per_token = 0.75 * (double)one.bytes / (double)one.tokens +
                                  0.25 * (double)other.bytes / (double)other.tokens;
         assert_true(fabs(total.bits_per_byte * per_token * log(2.0) / loss - 1.0) < 1e-14);
     }
+
     sources_close(&sources);
     assert_ok(sources_open(&sources, tmp_file("narrow.bin"), T, &err));
     assert_true(evaluate_sources(model, &sources, 0, bytes, each, &total, &err));

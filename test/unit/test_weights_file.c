@@ -61,6 +61,7 @@ static bool stands_in(Variant v, int i, const Parameter *table, int shard) {
 
 static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v, int shard) {
     int n = 0;
+
     for (int i = 0; i < parameter_count(&config); i++) {
         const Parameter *p = &table[i];
         int64_t rows = p->file_rows, cols = p->rank == 2 ? p->cols : 0;
@@ -72,17 +73,19 @@ static int declare(SafetensorsEntry *entries, const Parameter *table, Variant v,
         entries[n++] = p->transposed ? entry(wrapped, v.dtype, cols, rows)
                                      : entry(wrapped, v.dtype, rows, cols);
     }
+
     if (!stands_in(v, parameter_count(&config), table, shard)) return n;
     if (v.extras) {
         entries[n++] = entry("lm_head.weight", v.dtype, config.V, config.C);
         entries[n++] = entry("h.0.attn.bias", v.dtype, 3, 3);
         entries[n++] = entry("transformer.h.1.attn.masked_bias", v.dtype, 1, 0);
     }
+
     if (v.add) entries[n++] = entry(v.add, v.dtype, 2, 0);
     return n;
 }
 
-// What is in a file besides the weights: the head, a mask of 3 x 3, and what masked scores become.
+// A file has more than the weights: the head, a mask of 3 x 3, and what masked scores become.
 static float extra_value(const char *name, int64_t k) {
     if (strstr(name, "lm_head")) return value(0, k);
     if (strstr(name, "masked_bias")) return -10000.0f;
@@ -98,8 +101,10 @@ static void write_shard(const char *path, Variant v, int shard) {
     AUTO_FREE Parameter *table = parameter_table(&config);
     SafetensorsEntry entries[64];
     int count = declare(entries, table, v, shard);
+
     SafetensorsWriter *w = safetensors_writer_open(path, entries, count, NULL, &err);
     assert_non_null(w);
+
     int n = 0;
     for (int i = 0; i < parameter_count(&config); i++) {
         if (!stands_in(v, i, table, shard)) continue;
@@ -111,10 +116,12 @@ static void write_shard(const char *path, Variant v, int shard) {
                              value(i, swap ? b * cols + a : a * cols + b));
         n++;
     }
+
     for (; n < count; n++)
         for (int64_t k = 0; k < entries[n].bytes / (int64_t)dtype_size(v.dtype); k++)
             append_value(w, v, entries[n].name, k == 1 || entries[n].bytes < 5,
                          extra_value(entries[n].name, k));
+
     assert_true(safetensors_writer_commit(w, NULL, NULL, &err));
 }
 
@@ -163,7 +170,9 @@ static const char *write_llmc_model(DType dtype) {
 static void assert_reads_the_model(const char *path, int64_t step) {
     WeightsFile *f = weights_file_open(path, &err);
     assert_ok(f);
+
     assert_memory_equal(weights_file_config(f), &config, sizeof config);
+
     AUTO_FREE Parameter *table = parameter_table(&config);
     for (int i = 0; i < parameter_count(&config); i++) {
         const Parameter *p = &table[i];
@@ -178,6 +187,7 @@ static void assert_reads_the_model(const char *path, int64_t step) {
             }
         }
     }
+
     weights_file_close(f);
 }
 
@@ -196,14 +206,17 @@ TEST(models_of_every_form_are_read_in_any_pieces) {
         {.dtype = DTYPE_FP16, .extras = true, .shards = 2},
         {.dtype = DTYPE_FP32, .shards = 1},
     };
+
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++) {
         tmp_teardown(NULL), tmp_setup(NULL);
         assert_reads_the_model(write_huggingface(variants[i]), i % 2 ? 1000 : 7);
     }
+
     // one file beside the index: transformers takes that one
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     write_text(tmp_file(INDEX), "rubbish");
     assert_reads_the_model(tmp.path, 1000);
+
     assert_reads_the_model(write_llmc_model(DTYPE_FP32), 1000);
     assert_reads_the_model(write_llmc_model(DTYPE_BF16), 7);
 }
@@ -216,6 +229,7 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     const char *file = tmp_file("file");
     REFUSED(tmp_file("none"), "none: cannot open the model: No such file");
     REFUSED(tmp.path, "has no config.json");
+
     int32_t shard[512] = {20240520, 1, 512};
     write_bytes(file, shard, sizeof shard);
     REFUSED(file, "not a model but a token shard");
@@ -225,6 +239,7 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     REFUSED(file, "its first word is 197121, expected 20240326");
     write_bytes(file, "PK\3\4      archive/data.pkl", 26);
     REFUSED(file, "not a model but a PyTorch checkpoint: ");
+
     const char *weights = tmp_file("w.safetensors");
     write_shard(weights, (Variant){.dtype = DTYPE_FP32}, 0);
     REFUSED(weights, "give -e the directory that holds it");
@@ -232,6 +247,7 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     unlink(tmp_file("model.safetensors"));
     REFUSED(tmp.path,
             "no model.safetensors next to its config.json; load other weights in Python and save");
+
     write_bytes(tmp_file("a.png"), "\x89PNG\r\n\x1A\n", 8); // says nothing of the weights
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
     assert_null(strstr(err.text, "a.png"));
@@ -239,11 +255,13 @@ TEST(a_path_that_is_no_model_is_named_with_what_it_is) {
     write_bytes(tmp_file("unknown.bin"), "1", 1);
     assert_int_equal(mkdir(tmp_file("directory.bin"), 0777), 0);
     REFUSED(tmp.path, "no model.safetensors next to its config.json");
+
     write_bytes(tmp_file("b.gguf"), "GGUF", 4);
     REFUSED(tmp.path, "b.gguf is GGUF weights: give the Hugging Face directory of the model");
     unlink(tmp_file("b.gguf"));
     write_bytes(tmp_file("pytorch_model.bin"), "PK\x03\x04", 4);
     REFUSED(tmp.path, "safe_serialization=True");
+
     assert_int_equal(mkfifo(tmp_file("pipe"), 0600), 0);
     REFUSED(tmp_file("pipe"), "not a plain file but a pipe");
     REFUSED("/proc/self/mem/none", "cannot open the model");
@@ -315,9 +333,11 @@ TEST(a_tensor_too_few_or_too_many_is_named) {
 static void write_hole(const ModelConfig *shape) {
     AUTO_FREE char *text = huggingface_config_json(shape, DTYPE_FP32, 50256, 50256);
     write_text(tmp_file("config.json"), text);
+
     AUTO_FREE Parameter *table = parameter_table(shape);
     FILE *f = fopen(tmp_file("model.safetensors"), "w");
     long long end = 0;
+
     fprintf(f, "LENGTH__{");
     for (int i = 0; i < parameter_count(shape); i++) {
         const Parameter *p = &table[i];
@@ -327,11 +347,13 @@ static void write_hole(const ModelConfig *shape) {
         if (p->rank == 2) fprintf(f, ",%lld", (long long)(p->transposed ? p->file_rows : p->cols));
         fprintf(f, "],\"data_offsets\":[%lld,%lld]}", begin, end);
     }
+
     fputc('}', f);
     const uint64_t length = (uint64_t)ftell(f) - 8;
     rewind(f);
     fwrite(&length, 8, 1, f);
     fflush(f);
+
     assert_int_equal(ftruncate(fileno(f), (off_t)(8 + length) + end), 0);
     fclose(f);
 }
@@ -341,15 +363,18 @@ TEST(all_sizes_of_gpt2_are_read) {
         const char *name;
         int64_t millions;
     } sizes[] = {{"d12", 124}, {"d24", 354}, {"d36", 774}, {"d48", 1557}};
+
     for (int i = 0; i < 4; i++) {
         ModelConfig shape;
         assert_true(model_config_parse(&shape, sizes[i].name, &err));
         model_config_set_vocab(&shape, GPT2_VOCAB);
         write_hole(&shape);
+
         WeightsFile *f = weights_file_open(tmp.path, &err);
         assert_ok(f);
         assert_memory_equal(weights_file_config(f), &shape, sizeof shape);
         assert_int_equal(parameter_total(weights_file_config(f)) / 1000000, sizes[i].millions);
+
         Parameter *table = parameter_table(&shape), *last = &table[parameter_count(&shape) - 1];
         float values[1600];
         assert_true(weights_file_read(f, last, 0, last->rows, values, &err));
@@ -362,15 +387,18 @@ TEST(index_and_files_must_fit_each_other) {
     Variant cut = in_three;
     cut.omit = "transformer.h.0.ln_1.bias";
     REFUSED(write_huggingface(cut), INDEX ": tensor transformer.h.0.ln_1.bias is missing");
+
     write_huggingface(in_three);
     write_shard(shard_path(2, 3), in_three, 1); // the same tensors twice, others not at all
     REFUSED(tmp.path, "model-00003-of-00003.safetensors: tensor ");
     assert_message("model-00002-of-00003.safetensors too");
+
     write_huggingface(in_three);
     Variant also = in_three;
     also.add = "transformer.wte.weight";
     write_shard(shard_path(2, 3), also, 2);
     REFUSED(tmp.path, "model-00003-of-00003.safetensors: tensor transformer.wte.weight is in ");
+
     unlink(shard_path(1, 3));
     REFUSED(tmp.path,
             "model-00002-of-00003.safetensors: this file is missing; the weights are in 3 files");
@@ -441,7 +469,7 @@ TEST(the_end_of_text_token_is_that_of_the_configuration) {
     }
 }
 
-// What is refused: test/fuzz/edits.def.
+// test/fuzz/edits.def has what is refused.
 TEST(configurations_under_other_names_are_the_same_model) {
     write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true});
     edit_config("\"n_inner\": null", "\"n_inner\": 320"); // which is what null means
@@ -451,6 +479,7 @@ TEST(configurations_under_other_names_are_the_same_model) {
                                     {"\"n_head\"", "\"num_attention_heads\""},
                                     {"\"n_positions\"", "\"max_position_embeddings\""},
                                     {"GPT2LMHeadModel", "GPT2Model"}};
+
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         edit_config(names[i][0], names[i][1]);
         assert_reads_the_model(tmp.path, 1000);
@@ -461,7 +490,7 @@ TEST(configurations_under_other_names_are_the_same_model) {
     assert_reads_the_model(tmp.path, 1000);
 }
 
-// What must be there; the others have a value that is taken when they are missing, or are not
+// The field must be there; the others have a value that is taken when they are missing, or are not
 // looked at.
 static void config_refuses(FieldChange change, const char *name) {
     static const char *const needed[] = {"model_type", "n_positions", "vocab_size",

@@ -1,5 +1,5 @@
-// What a step read, from what the run left behind: the same windows as the loader reads, whatever
-// happened to the run; and logs of every kind of damage.
+// A step has read the windows that follow from what the run left behind: the same as the loader
+// reads, whatever happened to the run; and logs have every kind of damage.
 
 #include "llmc/base/directory.h"
 #include "test/unit/mutate.h"
@@ -119,11 +119,13 @@ TEST(an_unfinished_last_line_is_no_error) {
 static void compare_with_loader(int batch, int step_windows, int steps, bool overfit) {
     static uint16_t tokens[WINDOWS * T + 1];
     for (int i = 0; i <= WINDOWS * T; i++) tokens[i] = (uint16_t)i;
+
     const char *path = tmp_file("x.bin");
     Error err;
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_true(shard_writer_append(w, tokens, WINDOWS * T + 1, &err) &&
                 shard_writer_commit(w, &err));
+
     Sources set;
     assert_true(sources_open(&set, path, T, &err));
     const DataLoaderOptions options = {.sources = &set,
@@ -133,10 +135,12 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
                                        .seed = SEED,
                                        .shuffle = true,
                                        .repeat_first_step = overfit};
+
     DataLoader *loader = dataloader_create(&options, &err);
     char log[4096];
     assert_ok(read_starts(log, (size_t)run_event(log, sizeof log, 0, step_windows, batch, overfit),
                           &err));
+
     for (int step = 1; step <= steps; step++) {
         int64_t position = 0, done = 0;
         Start s;
@@ -153,6 +157,7 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
             }
         }
     }
+
     dataloader_destroy(loader);
     sources_close(&set);
 }
@@ -197,13 +202,16 @@ TEST(what_is_missing_or_makes_no_sense_is_named) {
         {"\"event\":\"run\"", "\"event\":\"end\"", "has no training run"},
         {"\"time\"", "time", "main.log: not valid JSON"},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char log[4096], changed[4096];
         run_event(log, sizeof log, 0, 5, 2, 0);
+
         const char *at = strstr(log, cases[i].from);
         assert_non_null(at);
         const int n = snprintf(changed, sizeof changed, "%.*s%s%s", (int)(at - log), log,
                                cases[i].to, at + strlen(cases[i].from));
+
         Error err;
         Start start;
         int64_t position;
