@@ -391,7 +391,8 @@ def right_numbers(bench, limit):
 
 def speed(bench, limit):
     """The limits that all else is judged by, as the trainer measures them when it starts, of a short run."""
-    finished = must(tools.run(bench.command(bench.shapes[0].model, 1, 32, "-x", 1, *tools.SAFE), limit, bench.env))
+    finished = must(tools.run(bench.command(bench.shapes[0].model, 1, 32, "-x", 1, *tools.SAFE), limit,
+                              {**bench.env, "PRETRAIN_SPEED": "on"}))
     lines = [line for line in finished.stdout.splitlines() if "TFLOP/s" in line or "GB/s" in line]
     if not lines:
         raise Failed(f"it printed no limits: {finished.last_words()}")
