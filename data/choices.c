@@ -142,9 +142,8 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
     char found[64];
     int64_t label = 0;
 
-    if (!find_either(example, "ctx", "context", &context, err) ||
-        !find_either(example, "endings", "choices", &endings, err))
-        return false;
+    if (!find_either(example, "ctx", "context", &context, err)) return false;
+    if (!find_either(example, "endings", "choices", &endings, err)) return false;
     if (!cJSON_IsString(context))
         return error_set(err, "the context is not text but %s",
                          json_describe(context, found, sizeof found));
@@ -250,9 +249,11 @@ static bool write_output(Choices *c, Error *err) {
     int32_t header[CHOICES_HEADER_INTS] = {CHOICES_MAGIC, CHOICES_VERSION, (int32_t)c->examples,
                                            (int32_t)c->longest};
     own_file_mark_header(header);
+
     fflush(c->stream); // brings data and bytes up to date
     AtomicFile *out = atomic_file_create(c->options->output, err);
     if (!out) return false;
+
     atomic_file_write(out, header, sizeof header, err); // commit reports a failure
     atomic_file_write(out, c->data, c->bytes, err);
     if (make_way(c->options->output, err))

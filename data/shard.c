@@ -123,13 +123,15 @@ static bool list_file(Look *l, const ShardSet *set, Error *err) {
     if (eot < 0) eot = l->eot;
     int32_t header[2];
     char vocab[24], stated[24], documents[24];
-    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err) ||
-        !scan_shard(l, s, 0, eot, err))
-        return false;
+
+    if (!file_read_at(s->fd, s->path, 0, header, sizeof header, err)) return false;
+    if (!scan_shard(l, s, 0, eot, err)) return false;
+
     format_print(stdout, "%7d %13" PRId64 " %11d %7s %6s %10s  %s\n", header[SHARD_FIELD_VERSION],
                  s->num_tokens, s->token_bytes, number_or_dash(set->vocab, set->vocab > 0, vocab),
                  number_or_dash(set->eot, set->eot >= 0, stated),
                  number_or_dash(l->num_eot, eot >= 0, documents), s->path);
+
     l->tokens += s->num_tokens;
     l->documents += l->num_eot;
     return true;
@@ -140,9 +142,8 @@ static bool find_entry(const cJSON *manifest, const char *directory, const char 
                        const cJSON **entry, Error *err) {
     for (CorpusSide i = 0; i < CORPUS_SIDES; i++) {
         const cJSON *side, *shards, *item;
-        if (!json_get_object(manifest, corpus_side_names[i], &side, err) ||
-            !json_find(side, "shards", &shards, err))
-            return false;
+        if (!json_get_object(manifest, corpus_side_names[i], &side, err)) return false;
+        if (!json_find(side, "shards", &shards, err)) return false;
         if (!cJSON_IsArray(shards))
             return error_set(err, "\"%s\" has no array \"shards\"", corpus_side_names[i]);
         cJSON_ArrayForEach(item, shards) {

@@ -41,17 +41,16 @@ typedef struct {
 static bool read_start(const cJSON *event, Start *s, Error *err) {
     const cJSON *options, *model, *train, *sources, *source;
     int64_t tokens;
-    if (!json_get_object(event, "options", &options, err) ||
-        !json_get_object(event, "model", &model, err) ||
-        !json_get_object(event, "train", &train, err) ||
-        !json_get_int(model, "T", 1, INT32_MAX, &s->T, err) ||
-        !json_get_int(event, "start_step", 0, JSON_MAX_INT, &s->start_step, err) ||
-        !json_get_int(event, "tokens_per_step", s->T, JSON_MAX_INT, &tokens, err) ||
-        !json_get_int(model, "B", 1, INT32_MAX, &s->B, err) ||
-        !json_get_int(train, "windows", 1, JSON_MAX_INT, &s->num_windows, err) ||
-        !json_get_int(train, "tokens", 1, JSON_MAX_INT, &s->num_tokens, err) ||
-        !json_find(train, "sources", &sources, err))
-        return false;
+    if (!json_get_object(event, "options", &options, err)) return false;
+    if (!json_get_object(event, "model", &model, err)) return false;
+    if (!json_get_object(event, "train", &train, err)) return false;
+    if (!json_get_int(model, "T", 1, INT32_MAX, &s->T, err)) return false;
+    if (!json_get_int(event, "start_step", 0, JSON_MAX_INT, &s->start_step, err)) return false;
+    if (!json_get_int(event, "tokens_per_step", s->T, JSON_MAX_INT, &tokens, err)) return false;
+    if (!json_get_int(model, "B", 1, INT32_MAX, &s->B, err)) return false;
+    if (!json_get_int(train, "windows", 1, JSON_MAX_INT, &s->num_windows, err)) return false;
+    if (!json_get_int(train, "tokens", 1, JSON_MAX_INT, &s->num_tokens, err)) return false;
+    if (!json_find(train, "sources", &sources, err)) return false;
     s->step_windows = tokens / s->T;
 
     // The shares of a mixture, and what was drawn from each source before they held.
@@ -63,15 +62,15 @@ static bool read_start(const cJSON *event, Start *s, Error *err) {
         return error_set(err, "\"sources\" is no list of 1 to %d", MIXTURE_MAX);
     cJSON_ArrayForEach(source, sources) {
         const int i = m->count++;
-        if (!json_get_int(source, "weight", 1, MIXTURE_WHOLE, &m->weights[i], err) ||
-            !json_get_int(source, "drawn", 0, JSON_MAX_INT, &m->drawn[i], err))
-            return error_prefix(err, "source %d", i + 1);
+        bool ok = json_get_int(source, "weight", 1, MIXTURE_WHOLE, &m->weights[i], err);
+        if (ok) ok = json_get_int(source, "drawn", 0, JSON_MAX_INT, &m->drawn[i], err);
+        if (!ok) return error_prefix(err, "source %d", i + 1);
         m->total += m->weights[i];
     }
-    if (!json_get_string(options, "train-data", &s->train_data, err) ||
-        !json_get_int(options, "overfit", 0, 1, &s->overfit, err) ||
-        !json_get_int(options, "seed", 0, JSON_MAX_INT, &s->seed, err))
-        return false;
+
+    if (!json_get_string(options, "train-data", &s->train_data, err)) return false;
+    if (!json_get_int(options, "overfit", 0, 1, &s->overfit, err)) return false;
+    if (!json_get_int(options, "seed", 0, JSON_MAX_INT, &s->seed, err)) return false;
     const cJSON *directory = cJSON_GetObjectItemCaseSensitive(options, "directory");
     s->directory = "";
     if (cJSON_IsString(directory)) s->directory = directory->valuestring;

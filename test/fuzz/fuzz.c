@@ -64,6 +64,7 @@ static void write_file(int i, const Piece *p) {
     if (!reader->changes_files && d->bytes && p->bytes && d->absent == p->absent && d->n == p->n &&
         memcmp(d->bytes, p->bytes, p->n) == 0)
         return;
+
     const char *path = fuzz_path(reader->files[i]);
     if (p->absent) {
         unlink(path);
@@ -72,6 +73,7 @@ static void write_file(int i, const Piece *p) {
         if (fd < 0 || write(fd, p->bytes, p->n) != (ssize_t)p->n || close(fd) != 0)
             perror(path), abort();
     }
+
     const bool absent = p->absent;
     fuzz_replace(d, p->bytes, p->n);
     d->absent = absent;
@@ -83,12 +85,14 @@ static bool read_input(FuzzInput *in) {
     if (!nowhere) nowhere = getenv("FUZZ_ROUND") ? stderr : fopen("/dev/null", "w");
     if (in->repaired && reader->repair) reader->repair(in);
     for (int i = 0; !reader->in_memory && reader->files[i]; i++) write_file(i, &in->pieces[i]);
+
     FILE *const out = stdout, *const err = stderr;
     stdout = stderr = nowhere;
     fuzz_error.text[0] = '\0';
     const bool accepted = reader->read(in);
     REQUIRE(accepted || fuzz_is_line(&fuzz_error),
             "refused by a message that is not one line of UTF-8");
+
     fflush(nowhere);
     stdout = out, stderr = err;
     return accepted;
@@ -99,6 +103,7 @@ static void load_seed(int i, FuzzInput *in) {
     *in = (FuzzInput){.variant = (uint8_t)i};
     for (int k = 0; reader->files[k]; k++) unlink(fuzz_path(reader->files[k]));
     reader->seed(i);
+
     for (int k = 0; reader->files[k]; k++) {
         const char *path = fuzz_path(reader->files[k]);
         size_t n = 0;
@@ -106,6 +111,7 @@ static void load_seed(int i, FuzzInput *in) {
         if (!in->pieces[k].absent) in->pieces[k].bytes = read_bytes(path, &n);
         in->pieces[k].n = n;
         if (in->pieces[k].absent) fuzz_replace(&in->pieces[k], "", 0), in->pieces[k].absent = true;
+
         free(on_disk[k].bytes), on_disk[k] = (Piece){0};
     }
 }
@@ -175,6 +181,7 @@ static void unpack(const uint8_t *data, size_t size, FuzzInput *in) {
     *in = (FuzzInput){0};
     if (size > 0) in->repaired = data[0] & 1, in->variant = data[0] >> 4;
     size_t at = size > 0;
+
     for (int i = 0; i < count; i++) {
         uint32_t n = 0;
         if (size - at >= sizeof n) { memcpy(&n, data + at, sizeof n), at += sizeof n; }
@@ -193,6 +200,7 @@ static size_t pack(const FuzzInput *in, uint8_t *data, size_t most) {
     size_t at = 0;
     if (most < 1) return 0;
     data[at++] = (uint8_t)(in->variant << 4 | in->repaired);
+
     for (int i = 0; i < count; i++) {
         const Piece *p = &in->pieces[i];
         const uint32_t n = p->absent ? ABSENT : (uint32_t)p->n;
@@ -210,12 +218,14 @@ static void write_seeds(const char *directory) {
             FuzzInput in;
             load_seed(i, &in);
             in.repaired = repaired;
+
             uint8_t *data = malloc(FUZZ_MOST_BYTES);
             char path[PATH_MAX];
             const size_t n = pack(&in, data, FUZZ_MOST_BYTES);
             REQUIRE(n > 0, "%s: seed %d is larger than an input", reader->name, i);
             snprintf(path, sizeof path, "%s/%s-%d%s", directory, reader->name, i,
                      repaired ? "-repaired" : "");
+
             write_bytes(path, data, n);
             free(data);
             clear(&in);
@@ -227,10 +237,12 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     const char *name = getenv("READER"), *seeds = getenv("SEEDS");
     const FuzzReader *r = fuzz_readers;
     while (r->name && (!name || strcmp(r->name, name) != 0)) r++;
+
     if (!r->name) {
         for (r = fuzz_readers; r->name; r++) printf("%s\n", r->name); // the list, for scripts
         exit(name ? 2 : 0);
     }
+
     make_scratch();
     atexit(remove_scratch);
     fuzz_set_up();

@@ -87,12 +87,15 @@ static void write_manifest(void) {
 void fuzz_shard_tool_seed(int i) {
     uint16_t tokens[40];
     for (int t = 0; t < 40; t++) tokens[t] = (uint16_t)(t == 7 ? 256 : t * 7 % 256);
+
     ShardWriter *w = shard_writer_open(fuzz_path("d/train_000000.bin"), 2, 257, 256, &fuzz_error);
     REQUIRE(w && shard_writer_append(w, tokens, 40, &fuzz_error) &&
                 shard_writer_commit(w, &fuzz_error),
             "%s", fuzz_error.text);
+
     if (i != 1) write_manifest();
     if (i != 2) return;
+
     Tokenizer *t = tokenizer_bytes(&fuzz_error);
     REQUIRE(t && tokenizer_write(t, fuzz_path("d/tokenizer.json"), &fuzz_error), "%s",
             fuzz_error.text);
@@ -283,6 +286,7 @@ void fuzz_tcp_client_seed(int i) {
         Frame frame;
         char text[20];
     } refused = {{FRAME_MAGIC, FRAME_ERROR, 0, 20}, "rank 1 is taken, why"};
+
     if (i == 1)
         write_bytes(fuzz_path("server"), &refused, sizeof refused);
     else

@@ -63,6 +63,7 @@ static void encode_and_decode(const Tokenizer *t, const Tokenizer *again) {
 static bool tokenizer_reads(const char *path) {
     Tokenizer *t = tokenizer_open(path, &fuzz_error);
     if (!t) return false;
+
     size_t bytes;
     char *json = tokenizer_to_json(t, &bytes);
     Tokenizer *again = tokenizer_read_json("again", json, bytes, &fuzz_error);
@@ -71,6 +72,7 @@ static bool tokenizer_reads(const char *path) {
                 tokenizer_eot(t) == tokenizer_eot(again) &&
                 tokenizer_begin(t) == tokenizer_begin(again),
             "accepted, but another one when written as a tokenizer.json");
+
     encode_and_decode(t, again);
     free(json);
     tokenizer_free(again), tokenizer_free(t);
@@ -241,11 +243,13 @@ bool fuzz_packed_read(const FuzzInput *in) {
     static unsigned char piece[PIECE];
     int64_t total = 0, got;
     if (in->pieces[0].absent) return false;
+
     ByteSource *s = byte_source_open(open(fuzz_path("packed"), O_RDONLY | O_CLOEXEC), -1, packing);
     REQUIRE(s, "%s", fuzz_error.text);
     while ((got = byte_source_read(s, piece, PIECE, &fuzz_error)) > 0 && total < MOST) total += got;
     REQUIRE(got >= 0 || byte_source_is_damaged(s), "not read, but not damaged either: %s",
             fuzz_error.text);
+
     byte_source_close(s);
     const bool ok = got == 0;
     return ok;

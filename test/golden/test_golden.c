@@ -143,14 +143,17 @@ OP_TEST(losses_agree_with_pytorch) {
     int64_t n;
     double *want = expected("", "losses", &n), sums[B];
     ref_sequence_losses(sums, want, B, T, false);
+
     micro_step(model, 0);
     double *got = op_values(model_sequence_losses(model));
     check("losses of forward and backward", got, sums, B, limits_of(dtype).losses);
     free(got);
+
     model_load_batch(model, golden.windows, B, T, sizeof(uint16_t));
     model_forward(model);
     got = op_values(model_sequence_losses(model));
     check("losses of forward alone", got, sums, B, limits_of(dtype).losses);
+
     free(got), free(want);
     model_destroy(model);
 }
@@ -162,6 +165,7 @@ OP_TEST(every_gradient_agrees_with_pytorch) {
         int64_t n, all = parameter_numel(&golden.table[i]);
         double *want = expected("grad.", golden.table[i].name, &n),
                *got = op_values(model_tensors(model)[i].grad);
+
         for (int64_t j = 0; j < all; j++) got[j] /= loss_scale_of(dtype);
         check(golden.table[i].name, got, want, n, limits_of(dtype).gradients);
         for (int64_t j = n; j < all; j++) assert_true(got[j] == 0.0); // the padded vocabulary
@@ -178,9 +182,11 @@ static Optimizer *make_optimizer(Model *model) {
     OptimizerOptions options = {.momentum = (float)muon[0], .limits.clip = (float)adamw[4]};
     optimizer_default_rates(model_options(model)->optimizer, is_muon ? muon[1] : adamw[3],
                             options.rates);
+
     for (int i = 0; i < NUM_GROUPS; i++)
         options.rates[i].beta1 = adamw[0], options.rates[i].beta2 = adamw[1],
         options.rates[i].eps = adamw[2];
+
     free(adamw), free(muon);
     Optimizer *optimizer = optimizer_create(model, &options, &err);
     if (!optimizer) op_fail("%s", err.text);
@@ -224,11 +230,14 @@ OP_TEST(ten_adamw_steps_agree_with_pytorch) {
     Optimizer *optimizer = make_optimizer(model);
     int64_t n;
     double *rates = expected("", "learning_rates", &n), losses[STEPS], norms[STEPS];
+
     golden_ten_steps(model, optimizer, golden.windows, rates, losses, norms);
     double *want_losses = expected("", "step_losses", &n), *want_norms = expected("", "norms", &n);
+
     check("losses of ten steps", losses, want_losses, STEPS, limits.step_losses);
     check("gradient norms of ten steps", norms, want_norms, STEPS, limits.norms);
     check_final_weights(model, "final.", limits.moved);
+
     free(rates), free(want_losses), free(want_norms);
     optimizer_destroy(optimizer);
     model_destroy(model);

@@ -114,11 +114,13 @@ static void check_values(const char *prefix, const char *name, const float *devi
     const float *got = m.host;
     copy_d2h(m.host, device, (size_t)n * sizeof *got, STREAM_COMPUTE);
     device_sync();
+
     double error = 0.0, norm = 0.0;
     for (int64_t i = 0; i < n; i++) {
         error += ((double)got[i] - (double)want[i]) * ((double)got[i] - (double)want[i]);
         norm += (double)want[i] * (double)want[i];
     }
+
     free(want);
     if (!(error <= 1e-10 * norm)) // also when it is NaN
         op_fail("%s: %s%s: relative error %.3g", m.golden->name, prefix, name, sqrt(error / norm));
@@ -263,11 +265,13 @@ static void unpack_windows(Tensor tokens, Tensor targets) {
     int64_t n;
     float *windows = golden_values("", "windows", &n);
     int32_t *inputs = (int32_t *)m.host, *shifted = inputs + N;
+
     for (int64_t i = 0; i < N; i++) {
         const float *token = windows + i / T * (T + 1) + i % T;
         inputs[i] = (int32_t)token[0];
         shifted[i] = (int32_t)token[1];
     }
+
     copy_h2d(tokens.data, inputs, tensor_bytes(tokens), STREAM_COMPUTE);
     copy_h2d(targets.data, shifted, tensor_bytes(targets), STREAM_COMPUTE);
     device_sync();

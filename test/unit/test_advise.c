@@ -154,10 +154,12 @@ TEST(a_d_ff_nearby_is_among_the_changes_and_its_flag_is_named) {
     AUTO_FREE char *text = advice(&model, "h100", false);
     assert_says(text, "1. d_ff 4000 -> 4160: --d-ff 4160\n");
     assert_says(text, "parameters 201.4M -> 205.3M (+2.0%)");
+
     AUTO_FREE char *sizes = advice(&model, "h100", true);
     const char *found = strstr(sizes, "near 4 C: take ");
     char flag[64];
     assert_non_null(found);
+
     snprintf(flag, sizeof flag, "take %ld (--d-ff %ld), ", atol(found + strlen("near 4 C: take ")),
              atol(found + strlen("near 4 C: take ")));
     assert_says(sizes, flag);
@@ -168,9 +170,11 @@ TEST(at_the_sizes_whose_rates_are_assumed_advice_and_plan_predict_the_same) {
     const char *const gpus[] = {"h200", "a100"};
     for (int i = 0; i < 2; i++) {
         AUTO_FREE char *text = advice(&model, gpus[i], false);
+
         Prediction p;
         GpuChoice gpu;
         char rate[32], words[64];
+
         assert_true(gpu_find(&gpu, gpus[i], strlen(gpus[i]), &err));
         plan_predict(&p, &gpu.spec, &model, 64 * 1024, &(PredictOptions){.gelu_fusion = -1}, false);
         snprintf(words, sizeof words, "predicted %s tokens/s",

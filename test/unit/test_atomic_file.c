@@ -24,11 +24,13 @@ TEST(a_file_appears_only_when_it_is_committed_and_an_abandoned_one_leaves_the_ol
     const char *path = tmp_file("file");
     AtomicFile *f = atomic_file_create(path, &err);
     assert_non_null(f);
+
     assert_true(atomic_file_write(f, "hello ", 6, &err));
     assert_false(file_exists(path));
     assert_true(atomic_file_write(f, "world", 5, &err));
     assert_true(atomic_file_commit(f, NULL, NULL, &err));
     assert_content(path, "hello world");
+
     f = atomic_file_create(path, &err);
     assert_true(atomic_file_write(f, "new", 3, &err));
     atomic_file_abandon(f);
@@ -70,6 +72,7 @@ TEST(bytes_and_checksum_are_those_of_the_content) {
 TEST(a_failed_write_is_remembered_and_cleaned_up) {
     const char *path = tmp_file("file");
     assert_true(file_write_atomic(path, "old", 3, &err));
+
     limit_file_size(3 << 20);
     AUTO_FREE char *data = calloc(1, 2 << 20);
     AtomicFile *f = atomic_file_create(path, &err);
@@ -77,9 +80,11 @@ TEST(a_failed_write_is_remembered_and_cleaned_up) {
          second = atomic_file_write(f, data, 2 << 20, &err);
     bool third = atomic_file_write(f, "x", 1, NULL),
          committed = atomic_file_commit(f, NULL, NULL, &err);
+
     limit_file_size(RLIM_INFINITY);
     assert_true(first && !second && !third && !committed);
     assert_message("file: cannot write: File too large");
+
     assert_content(path, "old");
     assert_int_equal(entries_of(tmp.path), 1);
 }
@@ -100,6 +105,7 @@ TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
     const char *path = tmp_file("file"), *pipe_path = tmp_file("pipe");
     assert_true(file_write_atomic(path, "12345", 5, &err));
     assert_error(file_read_all(path, 4, NULL, &err), "5 bytes, expected at most 4");
+
     const int fd = open(path, O_RDONLY);
     char out[8];
     assert_true(file_read_at(fd, path, 1, out, 4, &err));
@@ -107,8 +113,10 @@ TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
     assert_error(file_read_at(fd, path, 2, out, 4, &err),
                  "ends at byte 5, expected 4 bytes at offset 2");
     close(fd);
+
     assert_error(file_read_all(tmp_file("none"), 4, NULL, &err), "none: cannot open: No such file");
     assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
+
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
     assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err),
                  "not a plain file"); // and does not wait for a writer
@@ -130,7 +138,7 @@ TEST(a_pattern_names_files_in_the_order_of_their_bytes) {
     assert_string_equal(strrchr(names[2], '/'), "/b_1");
     directory_list_free(names, count);
 
-    // a name, not the pattern of a_1
+    // The name is taken as one, not as the pattern of a_1.
     assert_true(files_match(tmp_file("a_[1]"), &names, &count, &err));
     assert_int_equal(count, 1);
     assert_string_equal(strrchr(names[0], '/'), "/a_[1]");
@@ -232,14 +240,17 @@ TEST(the_directory_that_may_not_be_entered_or_written_is_named) {
     if (geteuid() == 0) skip(); // root may do all
     assert_true(directory_make(tmp_file("closed/below"), &err));
     write_bytes(tmp_file("own"), "", 0);
+
     chmod(tmp_file("own"), 0);
     assert_string_equal(why_unread(tmp_file("own")), "own: cannot open: Permission denied");
+
     chmod(tmp_file("closed"), 0500);
     assert_error(atomic_file_create(tmp_file("closed/f"), &err), "/closed' may not be written");
     chmod(tmp_file("closed"), 0);
     assert_string_equal(
         why_unread(tmp_file("closed/below/f")),
         "closed/below/f: cannot open: Permission denied: 'closed' may not be entered");
+
     chmod(tmp_file("closed"), 0700);
 }
 
@@ -258,14 +269,17 @@ TEST(directories_are_made_with_their_parents_and_the_proof_that_one_is_writable_
     assert_true(directory_make(tmp_file("a/b/c/"), &err));
     assert_true(file_exists(tmp_file("a/b/c")));
     assert_false(directory_make("", &err));
+
     const int before = entries_of(tmp_file(""));
     assert_true(directory_check_writable(tmp_file("out"), &err));
     assert_true(directory_check_writable(tmp_file("out/deep/er//"), &err));
     assert_int_equal(entries_of(tmp_file("")), before);
+
     assert_true(directory_make(tmp_file("there"), &err));
     assert_true(directory_check_writable(tmp_file("there"), &err));
     assert_true(directory_check_writable(tmp_file("there//below"), &err));
     assert_int_equal(entries_of(tmp_file("there")), 0); // and it is there
+
     assert_true(file_write_atomic(tmp_file("file"), "", 0, &err));
     assert_false(directory_check_writable(tmp_file("file"), &err));
 }

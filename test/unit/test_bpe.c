@@ -20,6 +20,7 @@ static int make_table(void **state) {
     int error;
     size_t where;
     bool ok = (table = char_kinds_table(NULL)) != NULL;
+
     for (Pattern i = 0; i < NUM_PATTERNS; i++) {
         const char *text = pattern_facts[i].regex;
         // GPT-2's between numbers, which end a text for it
@@ -51,9 +52,11 @@ TEST(the_alphabet_spells_every_byte_as_gpt2_does) {
     assert_int_equal(alphabet_character(0xA0), 0x142);
     assert_int_equal(alphabet_character(0xAD), 0x143);
     assert_int_equal(alphabet_character(0xFF), 0xFF);
+
     char bytes[256], text[512], back[512];
     size_t n;
     for (int i = 0; i < 256; i++) bytes[i] = (char)i;
+
     size_t length = alphabet_encode(bytes, 256, text);
     assert_true(alphabet_decode(text, length, back, &n));
     assert_int_equal(n, 256);
@@ -246,9 +249,9 @@ TEST(between_a_word_and_a_space_there_is_always_a_cut) {
                             *space == '\r');
         }
 
-    // a space before a space
+    // A space stands before a space.
     assert_false(pieces_always_cut(table, PATTERN_GPT2, "\xe3\x80\x80 ", 4, 3));
-    // a character that may go on
+    // The character may go on.
     assert_false(pieces_always_cut(table, PATTERN_GPT2, "a\xe3\x80", 3, 1));
 }
 
@@ -294,10 +297,12 @@ TEST(short_and_long_pieces_merge_as_the_plain_algorithm_does) {
     for (uint64_t round = 0; round < 300; round++) {
         MergeTable rules = {0};
         random_rules(round, &rules);
+
         for (int64_t n = 1; n <= 400; n += n < 70 ? 3 : 61) {
             int32_t tokens[400], expected[400];
             for (int64_t i = 0; i < n; i++)
                 expected[i] = tokens[i] = (int32_t)(philox(7, round, (uint64_t)i).v[0] % ALPHABET);
+
             uint32_t below = round % 3 ? UINT32_MAX : RULES / 2;
             int64_t least = 1 + (int64_t)(round / 3 % 3),
                     count = merge_plainly(&rules, expected, n, below, least);
@@ -311,14 +316,18 @@ TEST(short_and_long_pieces_merge_as_the_plain_algorithm_does) {
 TEST(a_pair_has_one_rule) {
     MergeTable rules = {0};
     const MergeRule *known;
+
     for (int32_t i = 0; i < 5000; i++)
         assert_true(merge_table_add(
             &rules, (MergeRule){.pair = merge_pair(i, 2 * i), .rank = (uint32_t)i}, &known));
+
     assert_false(
         merge_table_add(&rules, (MergeRule){.pair = merge_pair(70, 140), .rank = 9}, &known));
     assert_int_equal(known->rank, 70);
+
     for (int32_t i = 0; i < 5000; i++)
         assert_int_equal(merge_table_find(&rules, i, 2 * i)->rank, i);
     assert_null(merge_table_find(&rules, 2, 1));
+
     merge_table_free(&rules);
 }

@@ -102,11 +102,13 @@ TEST(a_token_has_fewer_than_128_bytes) {
     text[992] = '\n';
     text[sizeof text - 1] = '\n';
     Tokenizer *t = train_text(text, sizeof text, 1000);
+
     size_t n, longest = 0;
     for (int32_t i = 0; i + 1 < tokenizer_vocab(t); i++) {
         tokenizer_decode(t, i, &n);
         if (n > longest) longest = n;
     }
+
     assert_int_equal(longest, 96); // 64 and 32; 64 and 64 would be 128
     tokenizer_free(t);
 }
@@ -135,9 +137,11 @@ static int split_text(const char *text, int64_t n, Word *words) {
 static int64_t best_pair(const Word *words, int count, const Tokenizer *t, uint64_t *best) {
     static int64_t counts[512][512];
     memset(counts, 0, sizeof counts);
+
     for (int w = 0; w < count; w++)
         for (int i = 0; i + 1 < words[w].n; i++)
             counts[words[w].tokens[i]][words[w].tokens[i + 1]]++;
+
     int64_t most = 0;
     for (int32_t a = 0; a < 512; a++)
         for (int32_t b = 0; b < 512; b++) {
@@ -170,6 +174,7 @@ static int64_t random_text(uint64_t round, char *text) {
     const char *alphabet = alphabets[shape.v[0] % 5];
     const uint32_t words = 1 + shape.v[1] % 100, longest = 1 + shape.v[2] % 40;
     int64_t n = 0;
+
     for (uint32_t w = 0; w < words; w++) {
         const uint32_t length = 1 + philox(12, round, w).v[0] % longest;
         for (uint32_t i = 0; i < length; i++)

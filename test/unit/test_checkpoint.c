@@ -327,15 +327,18 @@ TEST(the_same_step_may_be_saved_again_and_files_of_others_stay_in_sight) {
     save(1);
     write_text(tmp_file("step_00000001/notes.txt"), "mine");
     write_text(tmp_file("step_00000001/.nfs0001"), "a file that is open elsewhere is nobody's");
+
     TrainerState s = make_state(1), back;
     s.position = 77;
     assert_ok(checkpoint_save(tmp.path, model, &s, &err));
     assert_ok(checkpoint_load_state(tmp_file("step_00000001"), &back, &err));
     assert_int_equal(back.position, 77);
     trainer_state_free(&back);
+
     assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
     assert_true(file_exists(tmp_file("step_00000001.1/notes.txt")));
     assert_int_equal(entries_of(tmp.path), 2);
+
     assert_ok(checkpoint_save(tmp.path, model, &s, &err)); // with nothing of others in it
     assert_int_equal(entries_of(tmp.path), 2);
     assert_latest("step_00000001", NULL);
@@ -348,8 +351,10 @@ TEST(a_model_of_others_in_the_place_of_a_checkpoint_stays_in_sight) {
         assert_ok(directory_make(tmp_file(names[i]), &err));
         snprintf(name, sizeof name, "%s/model.safetensors", names[i]);
         write_text(tmp_file(name), "mine");
+
         save(1);
         assert_int_equal(entries_of(tmp_file("step_00000001")), 4);
+
         snprintf(name, sizeof name, "step_00000001.%d/model.safetensors", i + 1);
         AUTO_FREE char *text = read_text(tmp_file(name));
         assert_string_equal(text, "mine");
@@ -437,10 +442,12 @@ static int save_until_killed(const char *directory) {
     model = make_model();
     TrainerState s = make_state(0);
     char *path, *skipped;
+
     if (checkpoint_find_latest(directory, &path, &skipped, &err)) {
         if (!checkpoint_load_state(path, &s, &err)) return 1;
         free(path);
     }
+
     for (;; s.step++, s.position++)
         for (int again = 0; again < 2; again++) // the second one replaces the first
             if (!checkpoint_save(directory, model, &s, &err) ||
@@ -509,12 +516,15 @@ TEST(rotation_does_not_count_what_is_no_checkpoint) {
 // A resume skipped step 9, which only its checksum gives away, and continued from step 1.
 TEST(rotation_goes_by_the_step_and_never_removes_what_was_saved_or_resumed_from) {
     const struct timespec ahead[2] = {{.tv_sec = time(NULL) + 1000}, {.tv_sec = time(NULL) + 1000}};
+
     save(1);
     save(9);
     flip(tmp_file("step_00000009/model.safetensors"), 5000);
     assert_int_equal(utimensat(AT_FDCWD, tmp_file("step_00000009/trainer.json"), ahead, 0), 0);
+
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, 1, &err)); // at the resume
     assert_latest("step_00000001", (const char *[]){"step_00000009", NULL});
+
     save(2);
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err));
     assert_false(file_exists(tmp_file("step_00000001")));
@@ -611,10 +621,12 @@ static void state_refuses(FieldChange change, const char *name) {
                                 strcmp(name, "mixture") == 0 ||
                                 strcmp(name, "learning_rate") == 0; // earlier versions have none
     TrainerState s;
+
     err.text[0] = '\0';
     seal_again(TRAINER_FILE);
     const bool ok = checkpoint_load_state(tmp_file("step_00000001"), &s, &err);
     const bool is_newer = strcmp(name, "contents") == 0; // checkpoints of before have none
+
     if (ok != (change == FIELD_MISSING && (may_be_missing || is_newer)))
         fail_msg("\"%s\", change %d: %s", name, (int)change, err.text);
     if (change == FIELD_TWICE) assert_message("is stated twice");
@@ -637,6 +649,7 @@ TEST(a_file_in_place_of_a_directory_is_an_error) {
     char *path, *skipped;
     bool exists;
     const TrainerState s = make_state(1);
+
     write_text(tmp_file("plain"), "text");
     assert_error(checkpoint_save(tmp_file("plain/run"), model, &s, &err), "plain/run");
     assert_error(checkpoint_find_latest(tmp_file("plain"), &path, &skipped, &err), "plain");
@@ -644,6 +657,7 @@ TEST(a_file_in_place_of_a_directory_is_an_error) {
     assert_error(checkpoint_exists(tmp_file("plain/run"), &exists, &err), "plain/run");
     assert_error(checkpoint_rotate(tmp_file("plain"), 1, 0, 1, &err), "plain");
     assert_true(checkpoint_newest_bytes(tmp_file("plain")) == 0);
+
     checkpoint_clean(tmp_file("plain"));
     assert_true(file_exists(tmp_file("plain")));
 }

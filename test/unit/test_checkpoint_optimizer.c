@@ -46,6 +46,7 @@ static int64_t elements_in_use(const Parameter *p, Tensor t) {
 static void fill_slot(Model *model, int index, int slot, Tensor t, uint64_t seed) {
     const int64_t n = tensor_numel(t), used = elements_in_use(&model_parameters(model)[index], t);
     AUTO_FREE unsigned char *bytes = calloc((size_t)n, dtype_size(t.dtype));
+
     for (int64_t e = 0; e < used; e++) {
         const uint32_t word = random_word(seed, index, slot, e);
         const float value = philox_uniform(word) - 0.25f;
@@ -55,6 +56,7 @@ static void fill_slot(Model *model, int index, int slot, Tensor t, uint64_t seed
             convert_elements(bytes + (size_t)e * dtype_size(t.dtype), t.dtype, &value, DTYPE_FP32,
                              1);
     }
+
     model_write_bytes(model, t, 0, (int64_t)tensor_bytes(t), bytes);
 }
 
@@ -128,14 +130,17 @@ TEST(every_optimizers_state_comes_back_to_the_same_bits_on_the_device_and_in_hos
     for (int kind = 0; kind < OPTIMIZER_COUNT; kind++) {
         const ModelOptions fp32 = small_model_options((OptimizerKind)kind, DTYPE_FP32);
         const ModelOptions bf16 = small_model_options((OptimizerKind)kind, DTYPE_BF16);
+
         ModelOptions in_host = bf16;
         in_host.offload = true;
+
         check_round_trip(fp32, fp32);
         check_round_trip(bf16, bf16);
         if (!model_check_options(&in_host, &err)) continue;
         check_round_trip(in_host, in_host);
         check_round_trip(bf16, in_host);
     }
+
     ModelOptions without_master = small_model_options(OPTIMIZER_ADAMW, DTYPE_BF16);
     without_master.master = false;
     check_round_trip(without_master, without_master);
@@ -147,15 +152,18 @@ TEST(a_value_half_way_between_two_weights_keeps_its_weight) {
     int halfway = 0;
     Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_KAHAN, DTYPE_BF16));
     fill_model(model, 1);
+
     const UpdateTensor *t = &model_tensors(model)[PARAM_WTE];
     const int64_t n = 130 * 40;
     uint16_t *weight = malloc((size_t)n * 2), *compensation = malloc((size_t)n * 2);
     model_read_bytes(model, t->weight, 0, n * 2, weight);
     model_read_bytes(model, t->compensation, 0, n * 2, compensation);
+
     for (int64_t e = 0; e < n; e++)
         halfway +=
             float_to_bf16(bf16_to_float(weight[e]) + bf16_to_float(compensation[e])) != weight[e];
     assert_true(halfway > n / 20); // the round trips above met it often
+
     free(weight);
     free(compensation);
 }
@@ -166,6 +174,7 @@ TEST(a_new_state_is_all_zero) {
         options.offload = offload;
         Model *model = model_of(options);
         UpdateTensor t = model_tensors(model)[PARAM_WTE];
+
         for (int slot = 0; slot < NUM_STATE_SLOTS; slot++) {
             const Tensor s = *state_slot_tensor(&t, (StateSlot)slot);
             if (!s.data) continue;
@@ -229,6 +238,7 @@ TEST(an_unknown_optimizer_and_tensors_of_another_name_dtype_or_shape_are_refused
          "tensor exp_avg.transformer.wte.weight is missing"},
     };
     Model *model = model_of(small_model_options(OPTIMIZER_ADAMW_8BIT, DTYPE_BF16));
+
     for (int i = 0; i < 4; i++) {
         const char *path = save(model);
         replace_in_file(OPTIMIZER_FILE, edits[i][0], edits[i][1]);

@@ -262,11 +262,13 @@ TEST(the_score_does_not_depend_on_the_micro_batch) {
         Model *model = tiny_random(V, B, T, 0);
         score(model, all.sets[0], &s);
         if (B == 1) first = s;
+
         assert_memory_equal(&s.score, &first.score, sizeof s.score);
         for (int i = 0; i < EXAMPLES; i++)
             for (int k = 0; k < choices_example(all.sets[0], i).completions; k++)
                 assert_true(fabs(s.losses[i * CHOICES_MAX + k] / first.losses[i * CHOICES_MAX + k] -
                                  1.0) < 1e-5);
+
         model_destroy(model);
     }
 }
@@ -290,12 +292,15 @@ TEST(by_sum_short_completions_win_and_by_mean_they_do_not) {
     put_example(f, 1, 3, 4, (int64_t[]){6, 2, 9});
     put_example(f, 0, 3, 4, (int64_t[]){8, 4, 4});
     put_example(f, 2, 3, 4, (int64_t[]){5, 5, 5});
+
     ChoiceSets sets = opened(f);
     Model *model = tiny_create(V, 2, T, 0);
     ChoiceScore s;
+
     assert_true(evaluate_choices(model, sets.sets[0], 0, &s, NULL, NULL, &err));
     assert_int_equal(s.correct, 1);
     assert_int_equal(s.correct_normalised, 1);
+
     model_destroy(model);
     choices_close(&sets);
 }
@@ -318,14 +323,18 @@ TEST(a_completion_longer_than_the_context_is_named) {
     File *f = file_begin();
     put_example(f, 0, 2, 50, (int64_t[]){20, 20});
     put_example(f, 0, 2, 1, (int64_t[]){20, 21});
+
     ChoiceSets sets = opened(f);
     Model *model = tiny_random(V, 2, 20, 0);
     ChoiceScore s;
+
     assert_true(evaluate_choices(model, sets.sets[0], 1, &s, NULL, NULL, &err));
     assert_int_equal(s.cut, 1);
+
     assert_error(choices_fit(&sets, 20, &err),
                  "example 1: completion 1 has 21 tokens, but the context is 20");
     assert_true(choices_fit(&sets, 21, &err));
+
     model_destroy(model);
     choices_close(&sets);
 }

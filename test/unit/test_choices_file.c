@@ -88,13 +88,16 @@ TEST(an_edited_line_is_measured_again_and_that_is_said_once) {
 TEST(what_a_run_used_is_taken_before_the_file) {
     put("a", 1), put("b", 2);
     assert_int_equal(get_again("a"), 1);
+
     char *used = choices_file_used(), lines[200];
     assert_memory_equal(used, "a\t01000000\t", 11);
     assert_int_equal(strlen(used), 20);
     snprintf(lines, sizeof lines, "damaged\n%s", used);
     free(used);
+
     put("a", 3);
     choices_file_restore(lines);
+
     int value = 0;
     assert_true(choices_file_get("a", &value, sizeof value));
     assert_int_equal(value, 1);
@@ -164,14 +167,17 @@ TEST(garbage_is_skipped) {
     put("good", 7);
     size_t size;
     AUTO_FREE char *line = (char *)read_bytes(cache_file, &size);
+
     static const char empty_fields[] = {'\n', '\t', '\t', '\n', '\n', 0,
                                         '\n', '\t', '0',  '0',  '\n'};
     static char file[300000];
     size_t n = 0;
+
     memset(file, 'x', 200000), n = 200000; // one very long line
     for (size_t i = 0; i < sizeof empty_fields; i++) file[n++] = empty_fields[i];
     for (int i = 0; i < 3000; i++) file[n++] = (char)(i * 7919 >> 3);
     file[n++] = '\n';
+
     memcpy(file + n, line, size), n += size;
     write_bytes(cache_file, file, n);
     assert_int_equal(get_again("good"), 7);
@@ -183,9 +189,11 @@ TEST(keys_that_would_break_lines_and_values_too_large_are_not_kept) {
     memset(long_key, 'k', CHOICES_KEY_MAX);
     put(long_key, 1);
     choices_file_put("large", large, sizeof large);
+
     assert_int_equal(get_again("tab\there"), -1);
     assert_int_equal(get_again(long_key), -1);
     assert_int_equal(get_again("fine"), 2);
+
     long_key[CHOICES_KEY_MAX - 1] = 0;
     choices_file_put(long_key, large, CHOICES_VALUE_MAX);
     choices_file_close();
@@ -244,13 +252,16 @@ TEST(a_file_that_is_too_large_for_choices_stays) {
 TEST(the_default_place_is_made) {
     unsetenv("PRETRAIN_CACHE");
     setenv("XDG_CACHE_HOME", tmp_file("cache"), 1);
+
     put("a", 1);
     assert_int_equal(get_again("a"), 1);
     assert_int_equal(access(tmp_file("cache/pretrain.cu/tuning"), R_OK), 0);
+
     setenv("XDG_CACHE_HOME", "relative", 1); // to be ignored
     setenv("HOME", tmp.path, 1);
     put("b", 2);
     assert_int_equal(access(tmp_file(".cache/pretrain.cu/tuning"), R_OK), 0);
+
     unsetenv("HOME");
     assert_int_equal(get_again("b"), -1);
     put("c", 3);
@@ -309,6 +320,6 @@ TEST(processes_share_the_file) {
 
     assert_int_equal(found, lines); // every line is whole
     assert_true(
-        // a process keeps its own in memory, so the last writer wrote all of its own
+        // A process keeps its own in memory, so the last writer wrote all of its own.
         found >= ENTRIES);
 }

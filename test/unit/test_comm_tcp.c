@@ -45,6 +45,7 @@ static int setup(void **state) {
     (void)state;
     signal(SIGPIPE, SIG_DFL); // one that is raised must end the process
     unsetenv("COMM_START_SECONDS"), unsetenv(COMM_LISTENER);
+
     results = mmap(NULL, MOST * sizeof *results, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
                    -1, 0);
     started = 0;
@@ -251,16 +252,20 @@ static bool take_watch_sockets(const Channel *channel, const Place *place, Error
 
 TEST(nothing_remains_open) {
     for (int r = 1; r < 3; r++) start(r, 3, take_watch_sockets);
+
     Place place = run;
     place.rank = 0, place.size = 3;
     Error err;
+
     const int before = entries_of("/proc/self/fd");
     const Channel *channel = channel_tcp_open(&place, &err);
     assert_ok(channel);
     assert_int_equal(entries_of("/proc/self/fd"),
                      before + 4); // two connections each; the port is closed
+
     assert_ok(take_watch_sockets(channel, &place, &err));
     assert_int_equal(entries_of("/proc/self/fd"), before + 2);
+
     channel->close(0);
     assert_int_equal(entries_of("/proc/self/fd"), before);
     for (int i = 0; i < 2; i++) assert_succeeded(i);
@@ -330,14 +335,17 @@ TEST(a_rank_is_given_once) {
     char message[600];
     const int zero = start(0, 3, barrier);
     for (int i = 0; i < 2; i++) same[i] = start(1, 3, barrier);
+
     siginfo_t info; // of the one that is refused: it comes as the second; the other waits
     assert_int_equal(waitid(P_ALL, 0, &info, WEXITED | WNOWAIT), 0);
     if (info.si_pid == pids[same[0]]) {
         same[0] = same[1];
         same[1] = same[0] - 1;
     }
+
     snprintf(message, sizeof message, "process 1 on %s was refused: its rank is taken", here());
     assert_failed(same[1], message);
+
     const int last = start(2, 3, barrier);
     assert_succeeded(zero), assert_succeeded(same[0]), assert_succeeded(last);
 }
@@ -417,11 +425,13 @@ TEST(a_process_that_says_hello_and_then_nothing_is_named) {
     setenv("COMM_START_SECONDS", "5", 1);
     const int zero = start(0, 3, barrier), last = start(2, 3, barrier);
     const int messages = say_hello(3, 1, 0), watch = say_hello(3, 1, 1);
+
     siginfo_t info = {.si_pid = 0};
     for (int i = 0; i < 100 * LONGER && info.si_pid == 0; i++) {
         assert_int_equal(waitid(P_PID, (id_t)pids[zero], &info, WEXITED | WNOWAIT | WNOHANG), 0);
         usleep(10000);
     }
+
     close(messages), close(watch);
     assert_failed(zero, "process 1 does not answer");
     assert_failed(last, "process 1 does not answer");
@@ -512,6 +522,7 @@ TEST(another_program_at_the_port_is_not_believed) {
         {{FRAME_MAGIC, 2, 0, 0, 0, 0x10000000u}, ""},         // of 2^60 bytes
         {{FRAME_MAGIC, 1, 0, 0, 0xFFFFFFFFu, 0xFFu}, ""},     // FRAME_ACCEPTED with data
     };
+
     setenv("COMM_START_SECONDS", "0.3", 1);
     for (size_t i = 0; i < sizeof SAID / sizeof SAID[0]; i++) {
         run.port = free_port(run.host);
@@ -551,9 +562,11 @@ TEST(a_process_that_ended_is_named_to_all) {
     for (lost = 0; lost < 3; lost++) {
         char message[600];
         snprintf(message, sizeof message, "process %d has ended", lost);
+
         run.port = free_port(run.host);
         started = 0;
         for (int r = 0; r < 3; r++) start(r, 3, end_after_some_calls);
+
         for (int r = 0; r < 3; r++)
             if (r == lost)
                 result_of(r);
@@ -661,12 +674,14 @@ static int be_a_process(char **arguments) {
         .rank = atoi(arguments[0]), .size = atoi(arguments[1]), .local_rank = -1, .local_size = -1};
     snprintf(place.host, sizeof place.host, "%s", arguments[2]);
     place.port = atoi(arguments[3]);
+
     Error err = {""};
     const Channel *channel = channel_tcp_open(&place, &err);
     if (!channel || !exchange_all_sizes(channel, &place, &err)) {
         fprintf(stderr, "%s\n", err.text);
         return EXIT_RUN_FAILED;
     }
+
     printf("rank %d of %d\n", place.rank, place.size);
     channel->close(0);
     return 0;

@@ -76,12 +76,15 @@ static void be(int rank, int size, Body body) {
     snprintf(name, sizeof name, "stderr.%d", rank);
     if (!freopen(tmp_file(name), "w", stderr)) abort();
     setvbuf(stderr, NULL, _IONBF, 0);
+
     const CommOptions options = {
         .size = size, .rank = rank, .method = "tcp", .server = server, .timeout = limit};
     watch_step(7);
+
     r->ok = comm_start(&options, &r->err);
     r->started = 1;
     r->ok = r->ok && body(&r->err);
+
     r->is_lost = watch_has_failed(&r->err);
     if (!r->ok && !comm_failed_together()) comm_abort(EXIT_RUN_FAILED);
     comm_end();

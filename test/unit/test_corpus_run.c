@@ -26,6 +26,7 @@ static int set_up(void **state) {
     snprintf(out, sizeof out, "%s", tmp_file("out"));
     snprintf(text, sizeof text, "%s", tmp_file("text"));
     mkdir(text, 0777);
+
     for (int i = 0; i < FILES; i++) {
         char name[40], bytes[900];
         snprintf(name, sizeof name, "text/%02d.%s", i, i == 9 ? "jsonl" : "txt");
@@ -85,6 +86,7 @@ static uint64_t contents(const char *directory) {
     uint64_t sum = 0;
     Error err;
     if (!directory_list(directory, &names, &count, &err)) fail_msg("%s", err.text);
+
     for (int i = 0; i < count; i++) {
         char *path = path_join(directory, names[i]);
         int64_t bytes;
@@ -93,6 +95,7 @@ static uint64_t contents(const char *directory) {
         sum += XXH3_64bits_withSeed(names[i], strlen(names[i]), checksum);
         free(path);
     }
+
     directory_list_free(names, count);
     return sum;
 }
@@ -168,13 +171,17 @@ TEST(a_corpus_outlives_a_run_that_was_killed_before_it_replaced_it) {
     const CorpusOptions options = options_of(t);
     CorpusOptions other = options;
     Error err;
+
     if (run(&options, &err) != EXIT_OK) fail_msg("%s", err.text);
     const uint64_t expected = contents(out);
+
     other.force = true, other.val_fraction = 0.3;
     assert_true(run_killed(&other, FILES - 2));
+
     assert_int_equal(run(&options, &err), EXIT_BAD_INPUT);
     assert_non_null(strstr(err.text, "shards of an earlier run"));
     assert_true(contents(out) == expected); // without what the run has left
+
     tokenizer_free(t);
 }
 

@@ -31,6 +31,7 @@ TEST(short_documents_are_drawn_with_the_stated_share) {
         if (corpus_side(text, n, 0.1) == CORPUS_VAL)
             assert_int_equal(corpus_side(text, n, 0.2), CORPUS_VAL);
     }
+
     assert_in_range(drawn, 400 - 114,
                     400 + 114); // binomial: mean 400, standard deviation 19; six of them
 }

@@ -61,12 +61,15 @@ TEST(full_shards_are_followed_by_others_and_have_the_checksums_of_their_files) {
     append(CORPUS_TRAIN, 0, 350);
     append(CORPUS_VAL, 0, 100);
     assert_ok(corpus_writer_finish(&w, &err));
+
     assert_side_counts_up_to(CORPUS_TRAIN, 350);
     assert_side_counts_up_to(CORPUS_VAL, 100);
+
     const CorpusShards *train = &w.side[CORPUS_TRAIN];
     assert_int_equal(train->count, 4);
     assert_int_equal(train->shards[3].tokens, 50);
     assert_int_equal(train->shards[3].bytes, 1024 + 2 * 50);
+
     size_t bytes;
     unsigned char *file = read_bytes(tmp_file("train_000000.bin"), &bytes);
     assert_int_equal(train->shards[0].bytes, bytes);
@@ -79,9 +82,11 @@ TEST(tokens_of_large_vocabularies_take_four_bytes) {
     w.tokenizer = &wide;
     assert_ok(corpus_writer_append(&w, CORPUS_TRAIN, tokens, 3, &err) &&
               corpus_writer_finish(&w, &err));
+
     ShardSet set;
     assert_ok(shards_open(&set, tmp_file("train_*.bin"), 2, &err));
     uint32_t back[3];
+
     assert_int_equal(set.token_bytes, 4);
     assert_int_equal(set.vocab, 70000);
     assert_true(shards_read_window(&set, 0, 70000, back, &err));

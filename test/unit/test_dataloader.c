@@ -114,15 +114,18 @@ TEST(a_loader_goes_on_from_the_position_of_another) {
     for (int repeat = 0; repeat < 2; repeat++) {
         DataLoaderOptions options = options_of(3, STEP);
         options.repeat_first_step = repeat;
+
         int64_t whole[STEP * STEPS], parts[STEP * STEPS];
         open_loader(options);
         read_windows(whole, STEP * STEPS);
+
         for (int64_t step = 0; step < STEPS; step++) { // a new loader for every step
             open_loader(options);
             assert_int_equal(dataloader_position(loader), step * STEP);
             read_windows(parts + step * STEP, STEP);
             options.position = dataloader_position(loader);
         }
+
         assert_memory_equal(parts, whole, sizeof whole);
     }
 }
@@ -160,9 +163,11 @@ TEST(repeat_first_step_reads_the_same_step_again) {
     int64_t first[STEP], again[STEP];
     DataLoaderOptions options = options_of(4, STEP);
     options.repeat_first_step = true;
+
     open_loader(options);
     read_windows(first, STEP);
     for (int64_t p = 0; p < STEP; p++) assert_int_equal(first[p], shuffle_window(p, WINDOWS, 1337));
+
     for (int step = 1; step < 10; step++) {
         read_windows(again, STEP);
         assert_memory_equal(again, first, sizeof first);
@@ -195,7 +200,7 @@ TEST(a_buffer_stays_untouched_until_the_second_next_call) {
 TEST(an_error_comes_when_its_batch_is_due_and_stays) {
     DataLoaderOptions options = options_of(5, 10);
     options.shuffle = false;
-    // window 32 is the last good one: the batch of windows 30 to 34 fails
+    // Window 32 is the last good one: the batch of windows 30 to 34 fails.
     options.vocab = 33 * T + 1;
 
     for (int ring = 2; ring <= 12; ring += 5) {

@@ -24,6 +24,7 @@ static const char *best_vector_code(void) {
     bool avx2 = false, avx512 = false, bf16 = false, amx = false;
     char flags[8192];
     FILE *f = fopen("/proc/cpuinfo", "r");
+
     while (f && fgets(flags, sizeof flags, f)) {
         if (strncmp(flags, "flags", 5) != 0) continue;
         avx2 = strstr(flags, " avx2 ") && strstr(flags, " fma ");
@@ -33,6 +34,7 @@ static const char *best_vector_code(void) {
         amx = bf16 && strstr(flags, " amx_tile ") && strstr(flags, " amx_bf16 ");
         break;
     }
+
     if (f) fclose(f);
     return amx ? "amx" : bf16 ? "avx512bf16" : avx512 ? "avx512" : avx2 ? "avx2" : "baseline";
 }
@@ -109,13 +111,16 @@ TEST(the_device_starts_again_after_a_shutdown_but_not_with_an_impossible_number_
 TEST(bits_depend_on_the_vector_code_the_library_and_the_threads) {
     AUTO_FREE char *here = device_tuning();
     assert_non_null(strstr(here, device_facts()->libraries));
+
     assert_true(device_restore_tuning(here) &&
                 device_restore_tuning("")); // "": of a version that did not tell
     assert_false(device_restore_tuning("vector code of another processor"));
+
     char *threads = strrchr(here, ','), other[256];
     assert_non_null(threads);
     assert_int_equal(atoi(threads + 1), device_facts()->units);
     *threads = '\0';
+
     assert_true(device_restore_tuning(here)); // of a version that did not name them
     snprintf(other, sizeof other, "%s, %d threads", here, 10 * device_facts()->units);
     assert_false(device_restore_tuning(other));
@@ -171,15 +176,18 @@ TEST(the_measured_speed_is_positive_and_leaves_no_peak) {
     const DType dtypes[] = {DTYPE_FP32, DTYPE_BF16};
     for (int i = 0; i < 2; i++) {
         DeviceSpeed speed;
+
         // Libraries and the allocator keep what they took the first time; 64 MiB of buffers come
         // and go each time.
         assert_true(speed_measure(dtypes[i], 64 << 20, &speed, &err));
         assert_true(speed.matmul_flops > 0 && isfinite(speed.matmul_flops));
         assert_true(speed.copy_bandwidth > 0 && isfinite(speed.copy_bandwidth));
+
         const size_t kept = host_memory_status("VmRSS:");
         assert_true(speed_measure(dtypes[i], 64 << 20, &speed, &err));
         assert_true(host_memory_status("VmHWM:") < kept + (32 << 20));
     }
+
     assert_true(device_facts()->cache_bytes >= 16 << 20); // a copy of a large run passes through
     DeviceSpeed unsupported;
     assert_error(speed_measure(DTYPE_FP16, 0, &unsupported, &err), "fp16");

@@ -109,14 +109,17 @@ TEST(every_tensor_stands_in_the_directory_with_its_bits) {
     for (int d = 0; d < 3; d++) {
         fill_model(m, file_dtypes[d]);
         export_to(tmp_file("model"), m, file_dtypes[d]);
+
         const char *path = tmp_file("model/model.safetensors");
         SafetensorsFile *f = safetensors_open(path, &err);
         assert_ok(f);
         assert_int_equal(safetensors_count(f), model_num_tensors(m));
+
         size_t n;
         AUTO_FREE unsigned char *bytes = read_bytes(path, &n);
         for (int i = 0; i < model_num_tensors(m); i++)
             assert_tensor(f, bytes, &model_parameters(m)[i], i, file_dtypes[d]);
+
         safetensors_close(f);
     }
 }
@@ -204,6 +207,7 @@ TEST(llmc_models_come_in_and_go_out_byte_by_byte) {
         export_to(made, m, dtypes[d]);
         remove_mark(made);
         assert_same_files(given, made);
+
         export_to(tmp_file("directory"), m, dtypes[d]); // and by way of Hugging Face
         assert_ok(weights_file_load(through, tmp_file("directory"), &err));
         export_to(made, through, dtypes[d]);
@@ -366,10 +370,13 @@ TEST(an_export_leaves_alone_what_another_process_writes) {
     write_text(tmp_file("a.gguf.tmp-77"), "GGUF");
     const int directory = open(tmp_file(".tmp-model-123"), O_RDONLY),
               file = open(tmp_file("a.gguf.tmp-77"), O_RDWR);
+
     assert_int_equal(flock(directory, LOCK_EX), 0);
     assert_int_equal(flock(file, LOCK_EX), 0);
+
     export_to(tmp_file("model"), m, DTYPE_FP32);
     assert_int_equal(entries_of(tmp.path), 3);
+
     close(directory);
     close(file);
     export_to(tmp_file("model"), m, DTYPE_FP32);

@@ -12,11 +12,14 @@ static char home[PATH_MAX]; // where the tests were started
 static int64_t write_tokenizer(const char *name, char letter, int pairs) {
     const char *ranks = tmp_file("ranks");
     FILE *f = toy_create(ranks);
+
     for (int i = 0; i < 256; i++) write_rank(f, &(char){(char)i}, 1, i);
     for (int i = 0; i < pairs; i++) write_rank(f, (char[]){letter, (char)('a' + i)}, 2, 256 + i);
     toy_close(f);
+
     Tokenizer *t = tokenizer_open(ranks, &err);
     assert_ok(t && tokenizer_write(t, tmp_file(name), &err));
+
     const int64_t vocab = tokenizer_vocab(t);
     tokenizer_free(t);
     unlink(ranks);

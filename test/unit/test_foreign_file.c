@@ -31,6 +31,7 @@ TEST(what_a_download_leaves_instead_of_the_file_is_named) {
             "an error message of a web server");
     FILE_IS("x", "{\"error\":\"Repository not found\"}", "an error message of a web server");
     FILE_IS("x", "Entry not found", "an error message of a web server");
+
     char zeros[FOREIGN_FILE_HEAD] = {0};
     assert_string_equal(kind_of("x", zeros, sizeof zeros), "a file that begins with zeros");
 }
@@ -55,6 +56,7 @@ TEST(weights_are_named) {
     FILE_IS("x", "\x80\2\x8A\nl\xFC\x9C\x46\xF9 j\xA8P\x19.\x80\2M", "a PyTorch checkpoint");
     FILE_IS("x", "\x80\4\x95\x0b\0\0\0\0\0\0\0}", "a Python pickle");
     FILE_IS("x", "\x80\2}q\0.", "a Python pickle");
+
     FILE_IS("x", "GGUF\3\0\0\0", "GGUF weights");
     FILE_IS("x", "tjgg\1\0\0\0", "ggml weights");
     FILE_IS("x", "\x89HDF\r\n\x1A\n\0", "an HDF5 file");
@@ -67,12 +69,14 @@ TEST(weights_are_named) {
 TEST(tokenizers_tokens_and_tables_are_named) {
     FILE_IS("x", "\n\x0e\n\5<unk>\x15\0\0\0\0\x18\2\n\x0c\n\3<s>\x15", "a SentencePiece model");
     FILE_IS("x", "#version: 0.2\nh e\n", "the merges of a vocabulary");
+
     FILE_IS("x", "\x93NUMPY\1\0v\0{'descr': '<u2'", "a NumPy array (.npy)");
     FILE_IS("x.npz", "PK\3\4\x2d\0\0\0\0\0\0\0!\0arr_0.npy", "NumPy arrays (.npz)");
     FILE_IS("x", "MMIDIDX\0\0\1\0\0\0\0\0\0\0\x08", "an index of Megatron's tokens");
     FILE_IS("x", "PAR1\x15\4\x15", "Parquet");
     FILE_IS("x", "ARROW1\0\0\xff\xff", "Arrow (Feather)");
     FILE_IS("x.arrow", "\xff\xff\xff\xff\x88\1\0\0", "an Arrow stream");
+
     FILE_IS("x", "SQLite format 3\0\x10\0", "an SQLite database");
     FILE_IS("x", "\0\0\0\0\0\0\0\0\0\0\x08\0\0\0\0\0\xDE\xC0\xEF\xBE\1", "an LMDB database");
     FILE_IS("shard.00000.mds", "\2\0\0\0\x10\0\0\0", "a shard of MosaicML's streaming (MDS)");
@@ -83,10 +87,12 @@ TEST(archives_are_named) {
     char tar[FOREIGN_FILE_HEAD] = "shard/000.txt";
     memcpy(tar + 257, "ustar\00000", 8);
     assert_string_equal(kind_of("x", tar, sizeof tar), "a tar archive");
+
     FILE_IS("x", "PK\3\4\x14\0", "a zip archive");
     FILE_IS("x", "PK\5\6\0\0", "an empty zip archive");
     FILE_IS("x", "7z\xBC\xAF\x27\x1C\0\4", "a 7z archive");
     FILE_IS("x", "Rar!\x1A\7\1\0", "a RAR archive");
+
     FILE_IS("x", "\x1F\x8B\x08\0", "compressed by gzip");
     FILE_IS("x", "\x28\xB5\x2F\xFD\4", "compressed by zstd");
     FILE_IS("x", "BZh91AY&SY\1\2", "compressed by bzip2");

@@ -75,6 +75,7 @@ TEST(exact_numbers_read_back_as_the_same_double) {
         {NAN, "null"}, {INFINITY, "null"},
     };
     ASSERT_FORMATS(format_exact, cases);
+
     const double values[] = {1.0 / 3.0, M_PI,      0x1p-1074, 1.7976931348623157e308,
                              0.1 + 0.2, 0x1p53 + 2};
     for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
@@ -120,6 +121,7 @@ TEST(the_bar_fits_the_terminal_and_drops_what_does_not) {
                         "step 5/10  50.0%");
     assert_string_equal(progress_render(0.5, "step 5/10", "eta 9s", 8, false, bar, sizeof bar),
                         "step 5/");
+
     for (int width = 1; width < 300; width++) {
         progress_render(0.77, "step 77/100", "loss 3.1415 | 1.017K tok/s | eta 8m11s", width, false,
                         bar, sizeof bar);
@@ -150,11 +152,14 @@ TEST(the_locale_decides_about_utf8) {
     setenv("LC_CTYPE", "C", 1);
     setenv("LANG", "en_US.UTF-8", 1);
     assert_false(terminal_is_utf8());
+
     unsetenv("LC_CTYPE");
     assert_true(terminal_is_utf8());
+
     setenv("LC_ALL", "C.utf8", 1);
     setenv("LANG", "C", 1);
     assert_true(terminal_is_utf8());
+
     unsetenv("LC_ALL");
     unsetenv("LANG");
     assert_false(terminal_is_utf8());

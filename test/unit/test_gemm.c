@@ -93,13 +93,16 @@ TEST(repeated_calls_give_the_same_bits) {
     Tensor a = integers(DTYPE_BF16, M, K, 2), b = integers(DTYPE_BF16, K, N, 2);
     for (int64_t i = 0; i < M * K; i++)
         put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13)); // sums must round
+
     float *first = calloc(M * N, sizeof(float)), *again = calloc(M * N, sizeof(float));
     assert_true(first && again);
+
     for (int run = 0; run < 5; run++) {
         Matrix dst = {run ? again : first, DTYPE_FP32, N, 1};
         cpu_code()->gemm(M, N, K, dst, matrix_of(a, K), matrix_of(b, N), NULL, false);
         if (run) assert_memory_equal(first, again, M * N * sizeof(float));
     }
+
     free(a.data), free(b.data), free(first), free(again);
 }
 

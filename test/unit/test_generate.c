@@ -120,6 +120,7 @@ TEST(a_sample_is_the_same_whatever_their_number_is) {
     all.samples = SEQUENCES;
     AUTO(generated_free) Generated many = generated(&all);
     assert_texts(&all, &many);
+
     int different = 0;
     for (int64_t n = 1; n < SEQUENCES; n++) {
         GenerateOptions o = all;
@@ -129,6 +130,7 @@ TEST(a_sample_is_the_same_whatever_their_number_is) {
             assert_memory_equal(g.texts[s], many.texts[s], (size_t)many.bytes[s] + 1);
         different += strcmp(many.texts[n], many.texts[0]) != 0;
     }
+
     assert_int_equal(different, SEQUENCES - 1);
 }
 
@@ -234,15 +236,19 @@ TEST(the_sink_gets_the_text_behind_the_prompt) {
 // Every token is a byte here, so every character of more than one is split over tokens.
 TEST(the_sink_gets_whole_characters) {
     static const char text[] = "a\xC3\xA9\xE6\xBC\xA2\xF0\x9F\x92\xA9z\xE2\x82(\xFF.\xF0\x9F\x98";
+
     int32_t script[T];
     const int64_t n = (int64_t)strlen(text);
     for (int64_t i = 0; i < n; i++) script[i] = (unsigned char)text[i];
+
     Model *scripted = tiny_scripted(BYTE_VOCAB, T, script, n);
     Seen seen = {.calls = 0};
     GenerateOptions o = some_options("", n);
     o.sink = see, o.context = &seen;
+
     AUTO(generated_free) Generated g = generated_by(scripted, &o);
     assert_string_equal(g.texts[0], text);
+
     seen.pieces[seen.m] = '\0';
     assert_string_equal(
         seen.pieces, "a|\xC3\xA9|\xE6\xBC\xA2|\xF0\x9F\x92\xA9|z|\xE2\x82(|\xFF|.|\xF0\x9F\x98|");

@@ -174,6 +174,7 @@ static Model *numbered(const char *descriptor) {
     assert_ok(model_config_parse(&config, descriptor, &err));
     Model *m =
         model_of((ModelOptions){.config = config, .dtype = DTYPE_FP32, .B = 1, .T = config.max_T});
+
     for (int i = 0; i < model_num_tensors(m); i++) {
         const Parameter *p = &model_parameters(m)[i];
         AUTO_FREE float *values = calloc((size_t)parameter_numel(p), sizeof *values);
@@ -425,6 +426,7 @@ TEST(what_a_type_cannot_hold_is_an_error_that_names_the_tensor_and_nothing_is_le
     const int index = parameter_index(&model_options(m)->config, PARAM_FCW, 1);
     const float values[] = {1e7f, INFINITY, NAN, 65520.0f};
     float row[64] = {0};
+
     for (int i = 0; i < 4; i++) {
         row[63] = values[i];
         model_set_weight(m, index, 255, 1, row);

@@ -57,6 +57,7 @@ TEST(peaks_are_units_times_clock_times_operations_and_the_link_is_that_of_the_ge
 TEST(nvlink_is_links_times_their_rate_where_a_switch_connects_all_gpus) {
     int count;
     const GpuSpec *gpus = gpu_table(&count);
+
     for (int i = 0; i < count; i++) {
         // Links of a GPU x GB/s of one, one way: 12 x 25 of A100, 18 x 25 of Hopper, 18 x 50 of
         // B200.
@@ -66,6 +67,7 @@ TEST(nvlink_is_links_times_their_rate_where_a_switch_connects_all_gpus) {
                                 : cc == 90 && !bridged ? 18 * 25e9
                                 : cc == 100            ? 18 * 50e9
                                                        : 0;
+
         if (gpus[i].nvlink != expected)
             fail_msg("%s: %g, expected %g", gpus[i].name, gpus[i].nvlink, expected);
     }

@@ -93,7 +93,7 @@ TEST(a_machine_without_meminfo_is_reported) {
 TEST(this_process_holds_memory) {
     size_t now = host_memory_status("VmRSS:");
     assert_true(now > 0);
-    // in this order: the process may grow between the two
+    // The order matters: the process may grow between the two.
     assert_true(host_memory_status("VmHWM:") >= now);
 }
 

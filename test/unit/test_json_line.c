@@ -109,14 +109,17 @@ TEST(deep_nesting_is_refused_and_not_a_stack_overflow) {
     assert_non_null(line);
     int64_t length;
     Error err;
+
     for (int depth = JSON_LINE_MAX_DEPTH; depth <= DEEP; depth += DEEP - JSON_LINE_MAX_DEPTH) {
         char *p = line + sprintf(line, "{\"a\": ");
         memset(p, '[', (size_t)depth), p += depth;
         memset(p, ']', (size_t)depth), p += depth;
         p += sprintf(p, ", \"text\": \"x\"}");
+
         JsonLine status = scan(line, (size_t)(p - line), "text", text, &length, &err);
         assert_int_equal(status, depth == JSON_LINE_MAX_DEPTH ? JSON_LINE_OK : JSON_LINE_NOT_JSON);
     }
+
     assert_non_null(strstr(err.text, "nested too deeply"));
     free(line);
 }

@@ -16,6 +16,7 @@ static void forget_launchers(void) {
     static const char *const BEGINNINGS[] = {
         "RANK=", "WORLD_SIZE=", "LOCAL_", "MASTER_", "TORCHELASTIC_", "OMPI_COMM_WORLD_",
         "PMI",   "MPI_",        "SLURM_", "COMM_"};
+
     for (bool found = true; found;) {
         found = false;
         for (char **e = environ; *e && !found; e++)
@@ -248,8 +249,10 @@ TEST(lists_of_nodes_that_are_none_are_refused) {
     char endless[700];
     memset(endless, 'n', sizeof endless - 1);
     endless[sizeof endless - 1] = '\0';
+
     const char *const LISTS[] = {",",    "n[1-2",   "n]",  "n[[1]]", "n1;reboot",
                                  "$(x)", "n[1-2]]", ",n1", endless};
+
     for (size_t i = 0; i < sizeof LISTS / sizeof LISTS[0]; i++) {
         char text[1000];
         snprintf(text, sizeof text, SLURM "SLURM_STEP_NODELIST=%s", LISTS[i]);
@@ -381,6 +384,7 @@ TEST(the_first_failure_ends_the_others) {
          128 + SIGKILL,
          "test_launch: process 1 ended by SIGKILL; ending the others\n"},
     };
+
     check_launches(LAUNCHES, sizeof LAUNCHES / sizeof LAUNCHES[0]);
 }
 

@@ -17,8 +17,10 @@ TEST(an_array_keeps_its_elements_while_it_grows_in_few_steps) {
         steps += capacity != before;
         array[n] = n;
     }
+
     for (int32_t n = 0; n < 100000; n++) assert_int_equal(array[n], n);
     assert_in_range(steps, 1, 30); // log(100000 / 16) / log(1.5) = 22
+
     array = memory_grow(array, &capacity, 1 << 20, sizeof *array);
     assert_true(capacity >= 1 << 20);
     free(array);
@@ -29,11 +31,14 @@ TEST(new_memory_is_zero_and_never_null) {
     for (int i = 0; i < 1000; i++) assert_int_equal(numbers[i], 0);
     memset(numbers, 1, 1000 * sizeof *numbers);
     free(numbers);
+
     numbers = memory_new(1000, sizeof *numbers);
     memset(numbers, 2, 1000 * sizeof *numbers); // all of it is there
     int64_t *unset = memory_new(0, sizeof *unset);
+
     assert_non_null(none);
     assert_non_null(unset);
+
     free(numbers);
     free(unset);
     free(none);
@@ -50,6 +55,7 @@ TEST(without_memory_the_program_ends_as_a_run_that_failed) {
                 memory_zeroed(INT64_MAX / 8, 8);
             _exit(EXIT_OK);
         }
+
         int status;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_RUN_FAILED);

@@ -118,6 +118,7 @@ TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
         PLAN plan = plan_of(s % 2 ? "d6" : "d12", 3, SETS[s]);
         assert_each_stands_at_the_lowest_offset(plan);
     }
+
     for (uint64_t round = 0; round < 200; round++) {
         PLAN plan = memory_plan_create();
         for (uint64_t i = 0; i < 60; i++) {
@@ -126,6 +127,7 @@ TEST(the_layout_is_the_lowest_place_for_each_the_largest_first) {
             memory_plan_add(plan, MEM_ACTIVATIONS, "x", r.v[3] % 5000, first,
                             first == PLAN_ALWAYS ? PLAN_ALWAYS : first + (int)(r.v[2] % 12));
         }
+
         memory_plan_solve(plan);
         assert_each_stands_at_the_lowest_offset(plan);
     }
@@ -137,6 +139,7 @@ TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
     PLAN plan = plan_of("d6", 2, RECOMPUTE_BLOCK);
     int64_t peak = 0;
     int at = 0;
+
     for (int tick = 0; tick < 400; tick++) {
         int64_t live = 0;
         for (int i = 0; i < memory_plan_count(plan); i++) {
@@ -146,6 +149,7 @@ TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
         }
         if (live > peak) peak = live, at = tick;
     }
+
     int tick;
     assert_true(memory_plan_live_peak(plan, &tick) == peak);
     assert_int_equal(tick, at);
@@ -154,13 +158,16 @@ TEST(the_live_peak_is_the_largest_sum_of_any_tick) {
 TEST(classes_sum_to_the_total_and_an_empty_plan_takes_nothing) {
     PLAN empty = memory_plan_create();
     PLAN plan = memory_plan_create();
+
     memory_plan_solve(empty);
     assert_int_equal(memory_plan_total(empty), 0);
+
     memory_plan_add(plan, MEM_WEIGHTS, "w", 1000, PLAN_ALWAYS, PLAN_ALWAYS);
     memory_plan_add(plan, MEM_OPTIMIZER, "m", 3000, PLAN_ALWAYS, PLAN_ALWAYS);
     memory_plan_add(plan, MEM_ACTIVATIONS, "a", 5000, 0, 4);
     memory_plan_add(plan, MEM_ACTIVATIONS, "b", 600, 3, 9);
     memory_plan_solve(plan);
+
     int64_t sum = 0;
     for (int c = 0; c < MEM_CLASS_COUNT; c++) sum += memory_plan_class_bytes(plan, (MemoryClass)c);
     assert_int_equal(sum, memory_plan_total(plan));
@@ -229,6 +236,7 @@ TEST(a_block_keeps_what_its_set_leaves) {
     ModelOptions options = {.dtype = DTYPE_BF16, .master = true, .train = true, .B = 2, .T = 128};
     options.config = (ModelConfig){.C = 128, .NH = 4, .max_T = 128};
     model_config_set_vocab(&options.config, 500);
+
     for (int set = 0; set < 64; set++) {
         options.recompute = recompute_all(set);
         const int64_t more = peak_of(options, 24) - peak_of(options, 12);

@@ -139,9 +139,11 @@ static void check_prefixes(const Mixture *m, int64_t n) {
     MixtureCursor cursor = {0};
     int64_t drawn[MIXTURE_MAX] = {0};
     const int64_t bound = 2 * m->count - 2;
+
     for (int64_t p = 0; p < n; p++) {
         const MixtureDraw draw = mixture_draw(m, &cursor, p);
         assert_int_equal(draw.index, drawn[draw.source]++);
+
         for (int i = 0; i < m->count;
              i++) // exactly: |drawn - w n / W| <= 1 - 1 / bound, times W x bound
             if (llabs(drawn[i] * m->total - m->weights[i] * (p + 1)) * bound >
@@ -159,6 +161,7 @@ TEST(every_prefix_of_a_run_has_the_shares_within_one_window) {
     check_prefixes(parse("a:1,b:1,c:1"), 20000);
     check_prefixes(parse("a:999999,b:1"), 2100000);
     check_prefixes(parse("a:3.14159,b:2.71828,c:1.41421,d:0.57721"), 20000);
+
     for (uint64_t round = 0; round < 200; round++) {
         int64_t weights[MIXTURE_MAX];
         const int count = round % 2 ? 16 : 2 + (int)(philox(3, 1, round).v[0] % (MIXTURE_MAX - 1));

@@ -20,12 +20,14 @@ static int all_numbers(DType format, double numbers[128]) {
                  largest = format == DTYPE_E4M3 ? 448.0 : 57344.0;
     int n = 0;
     double step = smallest;
+
     numbers[n++] = 0.0;
     while (numbers[n - 1] < largest) {
         numbers[n] = numbers[n - 1] + step;
         n++;
         if (n > 2 * steps && n % steps == 1) step *= 2.0; // n - 1 was the first of a power of two
     }
+
     return n;
 }
 
@@ -88,12 +90,14 @@ TEST(encode_takes_the_nearest_and_of_two_the_even_one) {
     for (int f = 0; f < 2; f++) {
         double numbers[128];
         const int n = all_numbers(formats[f], numbers);
+
         for (int i = 0; i + 1 < n; i++) {
             const float middle = (float)(0.5 * (numbers[i] + numbers[i + 1]));
             const float around[] = {middle, nextafterf(middle, 0.0f), nextafterf(middle, INFINITY)};
             for (int j = 0; j < 3; j++)
                 check_encode(around[j], formats[f]), check_encode(-around[j], formats[f]);
         }
+
         for (uint32_t bits = 0; bits < 0x10000; bits++) { // all of bf16
             const float x = bf16_to_float((uint16_t)bits);
             if (isfinite(x)) check_encode(x, formats[f]);
@@ -173,6 +177,7 @@ static void make_map(double map[CODES], bool is_signed) {
             if (is_signed) map[n] = -map[n - 1], n++;
         }
     }
+
     map[n++] = 0.0, map[n++] = 1.0;
     assert_int_equal(n, CODES);
     qsort(map, CODES, sizeof *map, by_value);

@@ -142,7 +142,7 @@ TEST(weights_and_gradients_are_counted_by_kind) {
     assert_true(weight.count == L * 4.0 * C * C && weight.amax == 3.0f &&
                 weight.sumsq == 4.0 * C * C * (1 + 4 + 9));
 
-    // without the rows that pad the vocabulary
+    // The rows that pad the vocabulary are left out.
     const TensorStats wte = row_named(model, "wte.weight")->stats;
     assert_true(wte.count == (double)(options.config.V * C) &&
                 options.config.V < options.config.Vp);

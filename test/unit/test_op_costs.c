@@ -92,6 +92,7 @@ TEST(a_matmul_moves_every_tensor_once_and_what_it_adds_to_twice) {
     Tensor out = tensor("out", DTYPE_BF16, 2, 5, 7), in = tensor("in", DTYPE_BF16, 2, 5, 3);
     Tensor w = tensor("w", DTYPE_BF16, 7, 3, 0), b = tensor("b", DTYPE_BF16, 7, 0, 0);
     Tensor dw = tensor("dw", DTYPE_FP32, 7, 3, 0), db = tensor("db", DTYPE_FP32, 7, 0, 0);
+
     assert_near(COST_OF(matmul_forward(out, in, w, b)).bytes, 2 * (70 + 30 + 21 + 7), 0);
     assert_near(COST_OF(matmul_forward(out, in, w, tensor_none())).bytes, 2 * (70 + 30 + 21), 0);
     assert_near(
@@ -112,10 +113,13 @@ TEST(adamw_reads_and_writes_the_state_it_keeps) {
                          .v = tensor("v", DTYPE_FP32, 10, 10, 0)};
     UpdateTensor without = with;
     without.master = tensor_none();
+
     UpdateTensor both[] = {with, without};
-    // master, m, v read and written, gradient read, bf16 weight written: 4 * 7 + 2 bytes an element
+
+    // The update reads and writes master, m and v, reads the gradient and writes the bf16 weight: 4
+    // * 7 + 2 bytes an element.
     assert_near(op_cost_optimizer_update(both, 1).bytes, 3000, 0);
-    // m, v and the weight read and written, gradient read: 4 * 5 + 2 * 2
+    // The update reads and writes m, v and the weight, and reads the gradient: 4 * 5 + 2 * 2.
     assert_near(op_cost_optimizer_update(both + 1, 1).bytes, 2400, 0);
     assert_near(op_cost_optimizer_update(both, 2).bytes, 5400, 0);
 }
@@ -137,10 +141,12 @@ TEST(small_states_cost_what_they_keep) {
     t.v_scale = tensor("v_scale", DTYPE_FP32, 2, 0, 0);
     assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * N + 2 * 2 * 8,
                 0); // codes, and two scales a moment
+
     t = updated_matrix(RULE_ADAMW);
     t.m = tensor("m", DTYPE_BF16, 32, 16, 0), t.v = t.m,
     t.compensation = tensor("compensation", DTYPE_BF16, 32, 16, 0);
     assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * 3 * N, 0);
+
     t = updated_matrix(RULE_LION);
     t.m = tensor("m", DTYPE_FP32, 32, 16, 0);
     assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 4 * N, 0);
@@ -177,13 +183,17 @@ TEST(a_label_names_the_op_the_weight_without_its_block_and_the_shape) {
     Tensor in = tensor("ln1", DTYPE_BF16, 64, 1024, 768),
            out = tensor("qkv", DTYPE_BF16, 64, 1024, 2304);
     Tensor w = tensor("transformer.h.11.attn.c_attn.weight", DTYPE_BF16, 2304, 768, 0);
+
     OpCost cost = COST_OF(matmul_forward(out, in, w, tensor_none()));
     assert_string_equal(op_label(&cost, label, sizeof label), "matmul_forward qkvw 65536x768x2304");
+
     cost = COST_OF(gelu_forward(out, out));
     assert_string_equal(op_label(&cost, label, sizeof label), "gelu_forward qkv 64x1024x2304");
+
     w.name = "transformer.wte.weight";
     cost = COST_OF(matmul_forward(out, in, w, tensor_none()));
     assert_string_equal(op_label(&cost, label, sizeof label), "matmul_forward wte 65536x768x2304");
+
     assert_string_equal(op_label(&cost, label, 10), "matmul_fo");
 }
 
@@ -235,6 +245,7 @@ TEST(rows_sum_the_calls_of_all_blocks_and_come_slowest_first) {
     const Profile profile = example(ops);
     int count;
     ProfileRow *rows = profile_rows(&profile, &count);
+
     assert_int_equal(count, 2);
     assert_string_equal(rows[0].label, "matmul_forward fcw 4x8x8");
     assert_int_equal(rows[0].calls, 4);
@@ -242,8 +253,10 @@ TEST(rows_sum_the_calls_of_all_blocks_and_come_slowest_first) {
     assert_near(rows[0].flops, 4 * 512, 0);
     assert_near(rows[0].floor_seconds, 4 * 512.0 / 1280,
                 1e-12); // 512 bytes take longer than 512 FLOP
+
     assert_string_equal(rows[1].label, "tensor_fill x 4x8");
     assert_near(rows[1].seconds, 0.2, 1e-12);
+
     free(rows);
 }
 
@@ -261,16 +274,20 @@ TEST(the_rows_and_the_time_between_ops_add_up_to_the_step) {
     TimedOp ops[6];
     const Profile profile = example(ops);
     Error err;
+
     assert_true(profile_write_json(tmp_file("profile.json"), &profile, &err));
     cJSON *json = read_json(tmp_file("profile.json")), *row;
+
     double sum = json_number(json, "between_ops_ms");
     cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(json, "ops")) sum +=
         json_number(row, "ms");
+
     assert_near(json_number(json, "step_ms"), 1000, 1e-6);
     assert_near(sum, 1000, 1e-6);
     assert_near(json_number(json, "between_ops_ms"), 200, 1e-6);
     assert_near(json_number(json, "median_plain_step_ms"), 900, 1e-6);
     assert_near(json_number(json, "flops"), 1024, 0);
+
     cJSON_Delete(json);
 }
 

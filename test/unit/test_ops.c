@@ -388,9 +388,11 @@ TEST(every_tensor_of_every_op_is_checked) {
             Case c = cases[i];
             c.t[k].data = NULL;
             assert_refused(&c, k, "absent", strchr(c.optional, 'a' + k) != NULL);
+
             c = cases[i];
             c.t[k].dtype = c.t[k].dtype == DTYPE_I32 ? DTYPE_U8 : DTYPE_I32;
             if (strcmp(c.op, "batch_unpack") != 0) assert_refused(&c, k, "of another dtype", false);
+
             c = cases[i];
             c.t[k].shape[0]++;
             assert_refused(&c, k, "one longer", strchr(c.any_rows, 'a' + k) != NULL);

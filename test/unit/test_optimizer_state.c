@@ -82,11 +82,13 @@ TEST(names_are_read_and_written_the_same) {
         OptimizerKind back;
         assert_true(optimizer_parse(&back, optimizer_name((OptimizerKind)kind), &err));
         assert_int_equal(back, kind);
+
         assert_true(optimizer_default_learning_rate((OptimizerKind)kind) > 0);
         assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 1000), 20);
         assert_int_equal(optimizer_default_warmup((OptimizerKind)kind, 100000),
                          kind == OPTIMIZER_MUON ? 40 : 700);
     }
+
     OptimizerKind unused;
     assert_error(
         optimizer_parse(&unused, "adam", &err),
@@ -251,8 +253,10 @@ TEST(offload_is_refused_where_an_update_needs_whole_matrices) {
         ModelOptions options = small_options((OptimizerKind)kind);
         assert_true(model_check_options(&options, &err));
         options.offload = true;
+
         const bool whole = kind == OPTIMIZER_MUON || kind == OPTIMIZER_ADAFACTOR;
         assert_int_equal(model_check_options(&options, &err), !whole);
+
         if (!whole) continue;
         assert_message("--offload optimizer: ");
         assert_message(optimizer_name((OptimizerKind)kind));

@@ -278,6 +278,7 @@ TEST(help_lists_every_row_of_the_table) {
     FILE *f = open_memstream(&text, &bytes);
     option_print_help(f);
     fclose(f);
+
     for (const OptionRow *row = option_table; row->long_name; row++) {
         char names[128];
         snprintf(names, sizeof names, "%s%s%s--%s %s", row->short_name ? "\n  -" : "\n  ",
@@ -286,6 +287,7 @@ TEST(help_lists_every_row_of_the_table) {
         if (!strstr(text, names)) fail_msg("--help does not show %s", names);
         assert_non_null(strstr(text, row->group));
     }
+
     assert_non_null(strstr(text, "[4; 1..65536]"));
     free(text);
 }
@@ -336,12 +338,15 @@ TEST(json_holds_every_option_of_a_run_exactly) {
 TEST(differences_are_one_line_each) {
     Options then = parsed("-b 4 -l 6e-4 -e d12 -o runs/a"),
             now = parsed("-b 8 -l 3e-4 -e d24 -o runs/a -y");
+
     char *json = options_to_json(&then, false);
     char *lines = options_diff_json(&now, json);
+
     assert_string_equal(
         lines,
         "--model d24 (was d12)\n--batch-size 8 (was 4)\n--learning-rate 0.0003 (was 0.0006)\n");
     free(lines);
+
     assert_null(options_diff_json(&then, json));
     free(json);
     options_free(&then);
@@ -350,11 +355,14 @@ TEST(differences_are_one_line_each) {
 
 TEST(differences_to_foreign_json_are_told_and_never_crash) {
     Options o = parsed("");
+
     assert_null(options_diff_json(&o, "{}"));
     assert_null(options_diff_json(&o, "{\"of-a-later-version\": 3}"));
+
     const char *const foreign[] = {"", "[]", "3", "{\"batch-size\":", "null"};
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++)
         assert_null(options_diff_json(&o, foreign[i]));
+
     char *lines = options_diff_json(&o, "{\"batch-size\": \"4\", \"model\": 7, \"context\": null}");
     assert_string_equal(
         lines,
@@ -393,6 +401,7 @@ TEST(a_list_of_chosen_numbers_that_is_none_is_refused) {
     } damaged[] = {{"{\"chosen\":5}", "\"chosen\" is no list"},
                    {"{\"chosen\":[\"no-option\"]}", "\"chosen\" holds what is no option"},
                    {"{\"chosen\":[7]}", "\"chosen\" holds what is no option"}};
+
     Options o = parsed("-o runs/a -y");
     Error err;
     for (size_t i = 0; i < sizeof damaged / sizeof *damaged; i++) {
@@ -422,7 +431,7 @@ TEST(foreign_values_are_not_adopted) {
 
     Options o = parsed("");
     Error err = {""};
-    // it would be 4, the default
+    // The value would be 4, the default.
     assert_false(options_adopt_json(&o, "{\"bach-size\": 3}", false, &err));
     assert_non_null(strstr(err.text, "unknown option \"bach-size\"; did you mean --batch-size?"));
     assert_false(options_adopt_json(&o, "[]", false, &err));
@@ -527,11 +536,14 @@ TEST(paths_of_a_run_whose_directory_is_gone_are_those_of_this_one) {
     cJSON_ReplaceItemInObject(then, "directory", cJSON_CreateString("/no/such/directory"));
     char *moved = cJSON_PrintUnformatted(then);
     Options o = parsed("-o d -y");
+
     assert_true(options_adopt_json(&o, moved, false, NULL));
     assert_string_equal(o.train_data, "sh/train_*.bin");
     assert_string_equal(o.begun_in, "/no/such/directory");
+
     char *here = path_working_directory();
     assert_string_equal(o.directory, here);
+
     free(here), free(json), free(moved);
     cJSON_Delete(then);
     options_free(&o);

@@ -31,10 +31,12 @@ TEST(a_file_of_ours_is_written_over_and_anything_else_is_moved_aside) {
     assert_true(write_ours(path, "{\"mark\":2}"));
     assert_text(path, "{\"mark\":2}");
     assert_int_equal(entries_of(tmp.path), 1);
+
     write_text(path, "mine");
     assert_true(write_ours(path, "{\"mark\":3}"));
     assert_text(path, "{\"mark\":3}");
     assert_text(tmp_file("file.json.1"), "mine");
+
     write_text(path, "mine too");
     assert_true(write_ours(path, "{\"mark\":4}"));
     assert_text(tmp_file("file.json.1"), "mine");
@@ -59,13 +61,16 @@ TEST(a_lock_and_a_log_do_not_follow_links) {
     AUTO_FREE char *target = strdup(tmp_file("notes"));
     int fd;
     AppendFile file = {.fd = -1};
+
     write_text(target, "process 7\n");
     assert_int_equal(symlink(target, lock), 0);
     assert_int_equal(symlink(target, log), 0);
+
     assert_error(directory_hold(tmp.path, &fd, &err),
                  ".lock: cannot be opened: Too many levels of symbolic links: it is a "
                  "link, and nothing is written through links");
     assert_error(append_file_open(&file, log, false, &err), "it is a link");
+
     append_file_close(&file);
     assert_text(target, "process 7\n");
 }
@@ -96,14 +101,17 @@ TEST(a_directory_or_a_device_in_the_way_is_an_error) {
 TEST(nothing_and_zeros_are_written_over_and_the_mark_must_be_near_the_beginning) {
     AUTO_FREE char *path = strdup(tmp_file("file.json"));
     static char large[OWN_FILE_MARK_BYTES + 100];
+
     write_text(path, "");
     assert_true(own_file_is(path, MARK));
     write_bytes(path, large, sizeof large); // after a loss of power
     assert_true(own_file_is(path, MARK));
+
     memset(large, ' ', sizeof large);
     memcpy(large + OWN_FILE_MARK_BYTES, MARK, strlen(MARK));
     write_bytes(path, large, sizeof large);
     assert_false(own_file_is(path, MARK));
+
     assert_false(own_file_is(tmp_file("absent"), MARK));
     assert_false(own_file_is(tmp.path, MARK));
 }

@@ -191,6 +191,7 @@ TEST(every_parameter_of_every_family_has_the_label_of_its_kind) {
     static const char *const families[] = {
         "L=11,C=64,NH=2,V=10",  "starcoder2:L=11,C=64,V=10", "llama:L=11,C=64,V=10,bias=1",
         "qwen2:L=11,C=64,V=10", "qwen3:L=11,C=64,V=10",      "arcee:L=11,C=64,V=10,bias=1"};
+
     for (size_t m = 0; m < sizeof families / sizeof families[0]; m++) {
         const ModelConfig c = parsed(families[m]);
         Parameter *table = parameter_table(&c);
@@ -215,10 +216,12 @@ TEST(paths_are_no_descriptors) {
 TEST(flops_are_those_of_the_stated_formulas) {
     ModelConfig c = parsed("d12");
     model_config_set_vocab(&c, GPT2_VOCAB);
+
     // The figures of the published formulas at 124M, T = 1024, in MFLOP a token, given to one
     // decimal.
     assert_true(fabs(flops_per_token_exact(&c, 1024) / 1e6 - 798.0) < 0.1);
     assert_true(fabs(flops_per_token_llmc(&c, 1024) / 1e6 - 803.5) < 0.1);
+
     const Recompute none = recompute_all(0), two = recompute_all(recompute_level_set(2)),
                     all = recompute_all(RECOMPUTE_BLOCK);
     const double attention = 6.0 * 12 * 768 * 1025;
@@ -261,9 +264,11 @@ TEST(initial_values_do_not_depend_on_how_they_are_asked_for) {
     AUTO_FREE Parameter *table = parameter_table(&c);
     const int index = parameter_index(&c, PARAM_FCPROJW, 1);
     const int64_t n = parameter_numel(&table[index]);
+
     AUTO_FREE float *whole = malloc((size_t)n * sizeof *whole);
     float piece[17];
     parameter_init_values(whole, &c, &table[index], index, 1337, 0, n);
+
     for (int64_t first = 0; first < n; first += 17) {
         const int64_t count = n - first < 17 ? n - first : 17;
         parameter_init_values(piece, &c, &table[index], index, 1337, first, count);
@@ -287,6 +292,7 @@ TEST(initial_values_made_in_vectors_are_those_made_one_by_one) {
     AUTO_FREE Parameter *table = parameter_table(&c);
     const int index = parameter_index(&c, PARAM_QKVW, 0);
     float x[4097];
+
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int64_t first = 0; first < 600; first += 1 + first / 4) {
             parameter_init_values(x, &c, &table[index], index, 1337, first, sizes[s]);

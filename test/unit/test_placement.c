@@ -15,10 +15,12 @@ static void put(const char *text, const char *format, ...) {
     va_start(args, format);
     vsnprintf(path, sizeof path, format, args);
     va_end(args);
+
     for (char *slash = path; (slash = strchr(slash, '/')); *slash++ = '/') {
         *slash = '\0';
         mkdir(tmp_file(path), 0755);
     }
+
     FILE *f = fopen(tmp_file(path), "w");
     fprintf(f, "%s\n", text);
     fclose(f);
@@ -203,6 +205,7 @@ TEST(threads_that_were_asked_for_have_processors) {
     check((Case[]){{"0-3", NULL, "0-1", "", 2},
                    {"0-3", NULL, "2-3", "", 2},
                    {NULL}}); // as many as the node has
+
     PlacedProcess all[2] = {{.host = "here", .mask = cpus_of("0-3")},
                             {.host = "another", .mask = cpus_of("0-3")}};
     char text[PLACEMENT_TEXT];

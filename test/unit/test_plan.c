@@ -30,15 +30,18 @@ TEST(the_least_time_is_flops_over_peak_and_bytes_over_bandwidth) {
 
 TEST(flops_are_the_exact_count) {
     ModelOptions model = model_of("d12", 64, 1024);
+
     // 798.0 MFLOP a token
     const double exact = 72.0 * 12 * 768 * 768 + 6.0 * 50304 * 768 + 6.0 * 12 * 768 * 1025;
     assert_near("a token", plan_step_flops(&model, 1), exact, 1e-12);
     assert_near("a step", plan_step_flops(&model, 524288), 524288 * exact, 1e-12);
+
     model.recompute = recompute_all(recompute_level_set(2));
     assert_near("-r 2", plan_step_flops(&model, 1), exact, 1e-12);
     model.recompute = recompute_all(RECOMPUTE_BLOCK);
     assert_near("-r 3", plan_step_flops(&model, 1),
                 exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025, 1e-12);
+
     model.config.d_ff = 1024; // 2048 less, each 6 a weight of two matmuls, and of fc twice more
     assert_near("d_ff", plan_step_flops(&model, 1),
                 exact + 16.0 * 12 * 768 * 768 + 2.0 * 12 * 768 * 1025 - 14.0 * 12 * 768 * 2048,
@@ -104,10 +107,12 @@ TEST(parameters_and_flops_of_families_are_those_counted_by_hand) {
 TEST(bytes_of_families_are_those_counted_by_hand) {
     for (int i = 0; i < NUM_BLOCKS_BY_HAND; i++) {
         const ModelOptions model = model_of(blocks_by_hand[i].descriptor, 8, 1024);
+
         const double moved = plan_step_bytes(&model, 1) - plan_step_bytes(&model, 0);
         const double norms_and_ends = (12 * 12 + 8) * 768 + 2 * 50304;
         assert_near(blocks_by_hand[i].descriptor, moved,
                     2 * (norms_and_ends + 12 * blocks_by_hand[i].moved), 1e-9);
+
         ModelOptions deeper = model;
         deeper.config.L++;
         const double kept = (plan_memory(&deeper).classes[MEM_ACTIVATIONS] -
@@ -223,7 +228,7 @@ TEST(fp8_takes_the_linear_layers_to_its_own_peak) {
 
     model.recompute = recompute_all(RECOMPUTE_BLOCK); // its attention stays as it is
     assert_near("-r 3", plan_step_fp8_flops(&model, 1), linear + 16.0 * 12 * 768 * 768, 1e-12);
-    // it has no fp8
+    // The A100 has no fp8.
     assert_true(plan_step_limit(gpu_named("A100 80GB"), &model, tokens).seconds == 0);
 }
 
@@ -267,7 +272,7 @@ TEST(bytes_of_activations_are_those_of_the_op_table) {
     // gradients): together below 2.5%.
     const ModelOptions model = model_of("d12", 64, 1024);
     const int64_t tokens = model.B * model.T;
-    // scratch: not in the op table
+    // The logits are scratch and not in the op table.
     const double logits = 2.0 * (double)model.config.Vp * 2 * (double)tokens;
     const double per_step = plan_step_bytes(&model, 0);
     assert_near("bytes", plan_step_bytes(&model, tokens) - per_step - logits,
@@ -376,14 +381,18 @@ TEST(the_context_is_left_free) {
     PlanRequest request = request_of(model_of("d12", 8, 1024), 512, 0);
     GpuChoice gpu;
     DevicePlan p;
+
     assert_true(gpu_find(&gpu, "A100 40GB", 9, &err));
     plan_device(&p, &request, &gpu);
+
     gpu.spec.memory = p.memory.total / 0.94 + 1;
     plan_device(&p, &request, &gpu);
     assert_true(p.fits);
+
     gpu.spec.memory -= 2;
     plan_device(&p, &request, &gpu);
     assert_true(!p.fits && p.batch == 7);
+
     assert_true(plan_reserve(80e9) == 1e9);
     assert_true(plan_room(true) < (double)device_facts()->memory_free);
 }
@@ -581,11 +590,13 @@ TEST(every_line_says_that_it_is_computed) {
         request.gpus = gpus[g];
         char *text = printed(&request, false), *rest = NULL;
         int lines = 0;
+
         for (char *line = strtok_r(text, "\n", &rest); line;
              line = strtok_r(NULL, "\n", &rest), lines++)
             if (strncmp(line, "limit ", 6) != 0 && strncmp(line, "plan ", 5) != 0 &&
                 strncmp(line, "planned ", 8) != 0 && strncmp(line, "predicted ", 10) != 0)
                 fail_msg("%s", line);
+
         assert_true(lines > 20);
         free(text);
     }
@@ -629,11 +640,13 @@ TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
     char *with = printed(&request, false);
     request.max_steps = 0;
     char *without = printed(&request, false);
+
     assert_non_null(strstr(with, "1000 steps"));
     assert_null(strstr(without, " steps:"));
     assert_int_equal(count_of(with, ">= "),
                      2 * count_of(without, ">= ")); // of a step and of all steps
     free(with), free(without);
+
     request.model.train = false;
     char *evaluation = printed(&request, false);
     assert_null(strstr(evaluation, "gradients "));
@@ -659,6 +672,7 @@ static void assert_has(const char *text, const char *const *parts) {
 TEST(the_plan_of_several_gpus_names_their_number_and_what_connects_them) {
     PlanRequest request = request_of(shared_by(model_of("d12", 8, 1024), 8, 8), 512, 19560);
     request.gpus = "h100";
+
     char *text = printed(&request, false);
     assert_has(
         text,
@@ -668,6 +682,7 @@ TEST(the_plan_of_several_gpus_names_their_number_and_what_connects_them) {
             "each GPU sends 831 MiB and receives as much: 450 GB/s over NVLink, >= 0.00194 s",
             "computation hides at most ", "limit       8 x H100 SXM: a step >= ", NULL});
     free(text);
+
     request.gpus = "";
     text = printed(&request, false);
     assert_has(text, (const char *[]){"8 processes on this machine: ", "  efficiency\n", NULL});

@@ -60,10 +60,13 @@ TEST(the_largest_batch_of_all_that_fit_is_taken) {
             const int level = (m + d) % 4;
             ModelOptions model = sampling(MODELS[m], 1);
             char text[2] = {(char)('0' + level), 0};
+
             model.sizes = sizes_of(DEVICES[d]);
             model.recompute = recompute_all(recompute_level_set(level));
+
             const int64_t expected = largest_by_search(&model, DEVICES[d], MOST);
             const bool fits = plan_fit(&model, true, text, DEVICES[d], MOST, &err);
+
             assert_true(fits == (expected > 0));
             if (fits && model.B != expected)
                 fail_msg("%s -r %d, %g GB: -b %lld, but %lld fit", MODELS[m], level,
@@ -79,15 +82,18 @@ TEST(the_largest_batch_of_short_sequences_is_taken) {
         const double room = 1.2e9 + 0.7e9 * d;
         ModelOptions model = model_of("d6", 1, 32);
         model.sizes = sizes_of(room);
+
         const int64_t expected = largest_by_search(&model, room, MOST);
         assert_true(expected > 0 && expected < MOST);
         assert_true(plan_fit(&model, true, "0", room, MOST, &err));
         assert_int_equal(model.B, expected);
+
         ModelOptions without = model;
         static const PlannedSizes none = {0};
         without.sizes = &none;
         far += total_at(&without, expected + 3) <= room; // those that the search begins with
     }
+
     assert_true(far > 0);
 }
 
@@ -224,7 +230,7 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
             double elements = 0;
             model.sizes = sizes_of(DEVICES[d]);
 
-            // nothing is computed again
+            // Nothing is computed again.
             const int64_t kept = largest_by_search(&model, DEVICES[d], MOST);
             if (kept * model.T >= ENOUGH) {
                 assert_true(plan_fit(&model, true, "auto", DEVICES[d], MOST, &err));
@@ -304,8 +310,10 @@ TEST(a_search_that_begins_with_the_wrong_slope_makes_few_plans) {
             const GpuSpec *t4 = gpu_named("T4");
             const PlannedSizes sizes = plan_sizes(t4, ATTENTION_AUTO);
             const double room = t4->memory - plan_reserve(t4->memory);
+
             model.train = false, model.dtype = DTYPE_FP16, model.sizes = &sizes,
             model.sequences = sequences;
+
             plans = 0;
             const int64_t B = plan_largest_batch(&model, room, 0);
             if (plans > 24) fail_msg("%s: %d plans", MODELS[m], plans); // 6 to 17

@@ -105,6 +105,7 @@ TEST(a_step_is_a_multiple_of_its_parts) {
 TEST(a_line_names_the_option_the_number_and_the_rule) {
     const ModelConfig c = shape("d12");
     char buf[RECIPE_TEXT];
+
     assert_string_equal(recipe_line(RECIPE_BATCH, 1048576, &c, OPTIMIZER_MUON, buf),
                         "-d 1048576: 2^19 (D / D_ref)^0.383, to a power of two (nanochat; "
                         "exponent: arXiv 2505.13738)");

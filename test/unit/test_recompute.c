@@ -108,12 +108,14 @@ TEST(every_pattern_survives_its_text) {
         const int64_t blocks = round % 50 == 0 ? MAX_BLOCKS : 1 + draw.v[0] % 40;
         const Philox sets = philox(round, 2, 0);
         const int64_t first = 1 + draw.v[2] % blocks; // or a period
+
         Recompute r = recompute_all((int)(sets.v[0] % 64));
         for (int64_t l = 1; l < blocks; l++) {
             const int set = (int)(sets.v[draw.v[1] % 3] % 64),
                       kept = draw.v[3] % 2 ? l < first : l % first == 0;
             if (!kept) r.blocks[l] = recompute_all(draw.v[3] % 2 ? set : 0).blocks[0];
         }
+
         const Recompute again = parsed(recompute_text(&r, blocks, buf, sizeof buf), blocks);
         assert_memory_equal(r.blocks, again.blocks, (size_t)blocks);
     }
@@ -125,9 +127,11 @@ TEST(a_text_that_does_not_fit_ends_in_dots) {
     for (size_t size = 4; size <= strlen(whole) + 1; size++) {
         char *buf = malloc(size); // where a sanitizer sees a byte too many
         recompute_text(&r, L, buf, size);
+
         const size_t length = strlen(buf);
         assert_true(length < size);
         assert_true((strcmp(buf, whole) == 0) == (size == strlen(whole) + 1));
+
         if (size <= strlen(whole)) {
             assert_string_equal(buf + length - 3, "...");
             assert_false(recompute_parse(&other, buf, L, &err));

@@ -23,6 +23,7 @@ static StepReport report(int64_t step) {
                     .mfu = 0.541,
                     .hfu = 0.5414,
                     .eta_seconds = 491};
+
     r.control.loss = 9.1234f;
     r.control.norm = 1.2345f;
     return r;
@@ -123,9 +124,11 @@ TEST(skipped_steps_say_why) {
     assert_line_ends(&r, "| SKIPPED: loss outlier z 5.1");
     r.control.skip = SKIP_NORM_OUTLIER, r.control.norm_z = 7.0f;
     assert_line_ends(&r, "| SKIPPED: gradient norm outlier z 7.0");
+
     r.control.skip = SKIP_NONFINITE, r.control.bad_tensor = 4;
     r.bad_tensor = "transformer.h.3.attn.c_attn.weight";
     assert_line_ends(&r, "| SKIPPED: gradient of transformer.h.3.attn.c_attn.weight is not finite");
+
     r.control.bad_tensor = -1, r.control.loss = NAN;
     assert_line_ends(&r, "| SKIPPED: loss is not finite");
     r.control.loss = 3.0f, r.control.norm = INFINITY;
@@ -240,9 +243,11 @@ TEST(a_text_that_is_drawn_takes_the_place_of_the_bar) {
     RunLog *log = say(1);
     StepReport r = report(2500);
     runlog_step(log, &r);
+
     assert_true(runlog_stream(log, "Once\tupon \xC3\xA9", 12));
     assert_true(runlog_stream(log, "\x1b[2J\xFF", 5));
     assert_true(runlog_stream(log, "\n", 1));
+
     char *text = said_by(log);
     const char *streamed = strrchr(text, '\r');
     assert_non_null(streamed);
@@ -453,6 +458,7 @@ TEST(evaluations_that_are_made_again_are_logged_once) {
              "{\"event\":\"tuning\",\"time\":1,\"tuning\":\"x\"}\n"
              "{\"event\":\"end\",\"time\":1,\"step\":2}\n");
     write_text(tmp_file("main.log"), content);
+
     assert_lines(logged(true, 2, two_evaluations_again),
                  "{'event':'run'}\n{'event':'step','step':1}\nno json, but a "
                  "line\n{'event':'step','step':2}\n"
@@ -491,9 +497,11 @@ TEST(a_file_of_the_user_is_not_a_log) {
     for (size_t i = 0; i < sizeof files / sizeof *files; i++)
         for (int append = 0; append < 2; append++) {
             write_text(tmp_file("main.log"), files[i]);
+
             char *text = logged(append, 2, one_event);
             cJSON_Delete(event_at(text, 0));
             free(text);
+
             text = read_text(tmp_file("main.log.1"));
             assert_string_equal(text, files[i]);
             free(text);
@@ -512,16 +520,20 @@ TEST(a_log_that_cannot_be_opened_is_an_error_with_its_path) {
 TEST(a_second_process_is_refused_and_touches_nothing) {
     RunLog *log = runlog_open(tmp.path, false, 0, 0, &err);
     assert_non_null(log);
+
     runlog_event(log, "run", "\"step\":7");
     // A second descriptor counts as another process does.
     assert_error(runlog_open(tmp.path, true, 3, 0, &err),
                  "/main.log: another process is writing it");
     assert_null(runlog_open(tmp.path, false, 0, 0, &err));
+
     runlog_event(log, "second", "%s", "");
     runlog_close(log);
+
     log = runlog_open(tmp.path, true, 7, 0, &err);
     assert_non_null(log);
     runlog_close(log);
+
     char *text = read_text(tmp_file("main.log"));
     cJSON_Delete(event_at(text, 1)); // both lines are there
     free(text);
@@ -561,10 +573,12 @@ static void many_events(RunLog *log) {
     small = before;
     small.rlim_cur = 1000; // two lines of 440 bytes and a part; stderr is a file, too
     signal(SIGXFSZ, SIG_IGN);
+
     char filler[401] = "";
     memset(filler, 'f', 400);
     char json[424];
     snprintf(json, sizeof json, "\"filler\":\"%s\"", filler);
+
     setrlimit(RLIMIT_FSIZE, &small);
     for (int i = 0; i < 5; i++) runlog_event(log, "e", "%s", json);
     setrlimit(RLIMIT_FSIZE, &before);

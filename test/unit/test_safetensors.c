@@ -27,7 +27,7 @@ static void write_example(const char *path) {
 
     SafetensorsWriter *w = safetensors_writer_open(path, entries, 4, metadata, &err);
     assert_non_null(w);
-    // pieces need not end where tensors do
+    // Pieces need not end where tensors do.
     assert_true(safetensors_writer_append(w, matrix, 10, &err));
     assert_true(safetensors_writer_append(w, (const char *)matrix + 10, sizeof matrix - 10, &err));
     assert_true(safetensors_writer_append(w, bf16_vector, sizeof bf16_vector, &err));
@@ -102,13 +102,16 @@ TEST(a_header_longer_than_the_file_is_refused) {
         write_bytes(path, words, sizeof words);
         assert_error(safetensors_open(path, &err), "state a header of");
     }
+
     write_bytes(path, "\x10\0\0\0", 4);
     assert_error(safetensors_open(path, &err), "too short");
+
     const uint64_t length = 20 << 20; // no more than the file has, but more than any header
     write_bytes(path, &length, sizeof length);
     assert_int_equal(truncate(path, 40 << 20), 0);
     assert_error(safetensors_open(path, &err),
                  "state a header of 20971520 bytes, expected at most 16777216");
+
     assert_error(safetensors_open(tmp.path, &err), "not a plain file but a directory");
 }
 

@@ -34,6 +34,7 @@ static void assert_frequencies(const float *l, int V, const SamplerOptions *o) {
     int seen[MANY] = {0};
     double p[MANY];
     probabilities(l, V, o, p);
+
     for (uint64_t i = 0; i < DRAWS; i++) seen[sample_from_logits(l, V, o, i)]++;
     for (int i = 0; i < V; i++) {
         const double expected = DRAWS * p[i], bound = 5.0 * sqrt(expected * (1.0 - p[i]));
@@ -89,15 +90,18 @@ TEST(the_whole_distribution_passes_a_chi_square_test) {
     float l[MANY];
     double p[MANY], chi_square = 0.0;
     int seen[MANY] = {0};
+
     make_logits(l);
     SamplerOptions o = {.temperature = 3.0, .top_p = 1.0, .seed = 5};
     probabilities(l, MANY, &o, p);
+
     for (uint64_t i = 0; i < 5 * DRAWS; i++) seen[sample_from_logits(l, MANY, &o, i)]++;
     for (int i = 0; i < MANY; i++) {
         const double expected = 5 * DRAWS * p[i];
         assert_true(expected > 5.0); // the usual condition of the test
         chi_square += (seen[i] - expected) * (seen[i] - expected) / expected;
     }
+
     if (chi_square > 119.0) fail_msg("chi-square is %.1f", chi_square);
 }
 
@@ -170,12 +174,15 @@ TEST(logits_that_are_not_finite_still_give_a_token) {
     const float mixed[4] = {NAN, 0.0f, -INFINITY, NAN},
                 huge[4] = {0.0f, INFINITY, -INFINITY, INFINITY};
     const double temperatures[] = {0.0, 1.0, 1e-300, 1e300};
+
     for (uint64_t i = 0; i < 96; i++) {
         SamplerOptions o = {.temperature = temperatures[i % 4], .top_k = (int64_t)(i / 4 % 3)};
         o.top_p = i % 2 ? 0.6 : 1.0;
+
         assert_int_equal(sample_from_logits(bad, 3, &o, i), 0);
         assert_int_equal(sample_from_logits(lowest, 3, &o, i), 0);
         assert_int_equal(sample_from_logits(mixed, 4, &o, i), 1);
+
         const int32_t token = sample_from_logits(huge, 4, &o, i);
         assert_true(token == 1 || token == 3);
     }

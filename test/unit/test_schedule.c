@@ -30,12 +30,14 @@ TEST(warm_up_is_linear_and_reaches_the_maximum_exactly) {
     for (int k = 0; k < NUM_KINDS; k++) {
         Schedule s = schedule(KINDS[k], 0.1, 7, 100);
         assert_true(schedule_lr(&s, -5) == schedule_lr(&s, 0));
+
         for (int64_t step = 0; step < 7; step++) {
             // one division and one product: two roundings of half an ulp, relative error below
             // 2^-52
             double expected = s.max_lr * (double)(step + 1) / 7.0;
             assert_true(fabs(schedule_lr(&s, step) - expected) <= 0x1p-51 * expected);
         }
+
         assert_true(schedule_lr(&s, 6) == s.max_lr);
         assert_true(schedule_lr(&s, 7) == s.max_lr);
     }

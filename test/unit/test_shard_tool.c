@@ -49,6 +49,7 @@ TEST(tokens_of_both_widths_are_read_from_anywhere) {
         const Shard *shard = open_shard(token_bytes);
         const int64_t places[][2] = {{0, 1},      {1, 1000},      {TOKENS - 1, 1},
                                      {TOKENS, 0}, {5, BLOCK - 1}, {BLOCK - 3, 7}};
+
         for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
             const int64_t first = places[i][0], n = places[i][1];
             look.block[n] = 77;
@@ -66,11 +67,13 @@ TEST(one_pass_counts_documents_and_finds_the_largest) {
         documents += tokens[i] == 42;
         if (tokens[i] > largest) largest = tokens[i];
     }
+
     for (int token_bytes = 2; token_bytes <= 4; token_bytes += 2) {
         const Shard *shard = open_shard(token_bytes);
         assert_ok(scan_shard(&look, shard, 0, 42, &err));
         assert_int_equal(look.num_eot, documents);
         assert_int_equal(look.largest, largest);
+
         assert_ok(scan_shard(&look, shard, largest + 1, -1, &err));
         assert_int_equal(look.num_eot, 0);
     }

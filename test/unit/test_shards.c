@@ -105,10 +105,13 @@ TEST(two_byte_shards_are_version_1_of_llm_c_which_states_no_vocabulary) {
     size_t n;
     AUTO_FREE unsigned char *bytes = read_bytes(path, &n);
     assert_int_equal(n, 1024 + 6);
+
     int32_t expected[256] = {20240520, 1, 3};
     const uint16_t tokens[3] = {500, 501, 502};
+
     assert_memory_equal(bytes, expected, 1024);
     assert_memory_equal(bytes + 1024, tokens, 6);
+
     AUTO(shards_close) ShardSet set = open_shards(path, 1);
     assert_int_equal(set.vocab, 0);
     assert_int_equal(set.eot, -1);
@@ -148,6 +151,7 @@ TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset) {
         AUTO(shards_close)
         ShardSet set = open_shards(make_shard("v.bin", token_bytes, 0, -1, 1000, 0), 100);
         uint32_t out[101];
+
         assert_true(shards_read_window(&set, 2, 301, out, &err)); // tokens 200..300
         assert_error(shards_read_window(&set, 2, 300, out, &err),
                      "v.bin: token 300 is 300, expected below the vocabulary size 300");
@@ -192,14 +196,17 @@ TEST(more_shards_than_the_soft_limit_of_descriptors_are_opened) {
     struct rlimit before;
     getrlimit(RLIMIT_NOFILE, &before);
     if (before.rlim_max < 300) skip();
+
     for (int i = 0; i < 100; i++) {
         char name[32];
         snprintf(name, sizeof name, "many_%03d.bin", i);
         write_header(name, (int32_t[8]){SHARD_MAGIC, 1, 11}, 1024 + 22);
     }
+
     limit_resource(RLIMIT_NOFILE, 64);
     AUTO(shards_close) ShardSet set = open_shards(tmp_file("many_*.bin"), 10);
     assert_int_equal(set.num_windows, 100);
+
     limit_resource(RLIMIT_NOFILE, before.rlim_cur);
 }
 
@@ -221,8 +228,10 @@ TEST(validation_shards_have_val_in_their_name_for_train) {
     assert_beside("a/*train_*.bin", "a/*val_*.bin");
     assert_beside("*/train*", "*/val*");
     assert_beside("train/train-1.2.bin", "train/val-*.bin");
+
     assert_beside("train/x.bin", ""); // the directory says nothing
     assert_beside("sh/*.bin", "");
+
     write_bytes(tmp_file("[x]train_1.bin"), "", 0); // a name that looks like a pattern
     char *found = shards_validation_pattern(tmp_file("[x]train_1.bin"));
     assert_non_null(strstr(found, "/\\[x]val_*.bin"));
@@ -232,13 +241,16 @@ TEST(validation_shards_have_val_in_their_name_for_train) {
 TEST(files_are_the_same_whatever_their_names) {
     for (char name = 'a'; name <= 'c'; name++) // each of another length
         make_shard((char[]){name, '.', 'b', 'i', 'n', 0}, 2, 0, -1, 40 + name - 'a', 0);
+
     assert_int_equal(symlink(tmp_file("b.bin"), tmp_file("d1.bin")), 0);
     char hard[300];
     snprintf(hard, sizeof hard, "%s", tmp_file("c.bin"));
     assert_int_equal(link(hard, tmp_file("d2.bin")), 0);
+
     AUTO(shards_close)
     ShardSet all = open_shards(tmp_file("[abc].bin"), 10),
              linked = open_shards(tmp_file("d*.bin"), 10), a = open_shards(tmp_file("a.bin"), 10);
+
     const ShardsInBoth both = shards_in_both(&all, &linked);
     assert_int_equal(both.count, 2);
     assert_string_equal(both.first, tmp_file("b.bin"));
@@ -249,15 +261,18 @@ TEST(files_are_the_same_whatever_their_names) {
 
 TEST(a_copy_of_a_shard_is_the_same_data) {
     enum { TOKENS = 9000, BYTES = SHARD_HEADER_BYTES + 2 * TOKENS };
+
     AUTO_FREE unsigned char *bytes = calloc(BYTES, 1);
     memcpy(bytes, (const int32_t[]){SHARD_MAGIC, 1, TOKENS}, 3 * sizeof(int32_t));
     write_bytes(tmp_file("a.bin"), bytes, BYTES);
     write_bytes(tmp_file("b.bin"), bytes, BYTES);
     bytes[BYTES - 1] ^= 1;
     write_bytes(tmp_file("c.bin"), bytes, BYTES);
+
     AUTO(shards_close)
     ShardSet a = open_shards(tmp_file("a.bin"), 10), both = open_shards(tmp_file("[bc].bin"), 10),
              c = open_shards(tmp_file("c.bin"), 10);
+
     assert_int_equal(shards_in_both(&a, &both).count, 1);
     assert_string_equal(shards_in_both(&a, &both).twin, tmp_file("b.bin"));
     assert_int_equal(shards_in_both(&a, &c).count, 0);
@@ -332,14 +347,18 @@ TEST(a_larger_shard_that_was_written_again_has_other_contents) {
     enum { TOKENS = SHARDS_WHOLE_BYTES / 2 + 1000 };
     const int32_t header[SHARD_HEADER_INTS] = {SHARD_MAGIC, 1, TOKENS};
     const char *path = tmp_file("large.bin");
+
     write_bytes(path, header, sizeof header);
     assert_int_equal(truncate(path, SHARD_HEADER_BYTES + 2 * (off_t)TOKENS), 0);
+
     const uint64_t before = contents_of(path), fingerprint = fingerprint_of(path);
     assert_true(contents_of(path) == before);
+
     const int fd = open(path, O_WRONLY);
     assert_int_equal(pwrite(fd, "\1", 1, SHARD_HEADER_BYTES + 20000000), 1);
     assert_int_equal(futimens(fd, (const struct timespec[]){{1, 0}, {1, 0}}), 0);
     close(fd);
+
     assert_true(contents_of(path) != before);
     assert_true(fingerprint_of(path) == fingerprint);
 }
@@ -396,12 +415,15 @@ TEST(until_it_is_committed_a_file_is_no_shard) {
     const char *path = tmp_file("w.bin");
     ShardWriter *w = shard_writer_open(path, 2, 0, -1, &err);
     assert_non_null(w);
+
     assert_true(shard_writer_append(w, (uint16_t[2]){1, 2}, 2, &err));
     shard_writer_leave(w);
     ASSERT_OPEN_FAILS(path, 1, "w.bin", "not a token shard", "magic number");
+
     assert_non_null(w = shard_writer_open(path, 2, 0, -1, &err));
     assert_true(shard_writer_append(w, (uint16_t[3]){1, 3, 4}, 3, &err) &&
                 shard_writer_commit(w, &err));
+
     AUTO(shards_close) ShardSet set = open_shards(path, 2);
     uint16_t tokens[3];
     assert_int_equal(set.num_tokens, 3);
@@ -413,13 +435,17 @@ TEST(until_it_is_committed_a_file_is_no_shard) {
 TEST(a_place_that_cannot_be_written_and_a_full_disk_are_reported_and_leave_no_shard) {
     assert_error(shard_writer_open(tmp_file("no/such/w.bin"), 2, 0, -1, &err),
                  "no/such/w.bin: cannot write the shard: No such file or directory");
+
     ShardWriter *w = shard_writer_open(tmp_file("full.bin"), 2, 0, -1, &err);
     assert_non_null(w);
+
     limit_file_size(8192);
     const uint16_t tokens[512] = {0};
     for (int i = 0; i < 100; i++) shard_writer_append(w, tokens, 512, &err);
+
     const bool committed = shard_writer_commit(w, &err);
     limit_file_size(RLIM_INFINITY);
+
     assert_false(committed);
     assert_message("full.bin: cannot write the shard");
     ASSERT_OPEN_FAILS(tmp_file("full.bin"), 1, "full.bin", "not a token shard");

@@ -34,11 +34,13 @@ TEST(a_huge_n_stays_inside_and_never_collides) {
     const int64_t sizes[] = {((int64_t)1 << 32) + 1, 1000000000007, ((int64_t)1 << 62) - 1};
     AUTO_FREE int64_t *values = malloc(SAMPLES * sizeof *values);
     assert_non_null(values);
+
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         for (int64_t i = 0; i < SAMPLES; i++) {
             values[i] = shuffle_permute(i % 2 ? sizes[s] - 1 - i : i, sizes[s], 7);
             assert_true(values[i] >= 0 && values[i] < sizes[s]);
         }
+
         qsort(values, SAMPLES, sizeof *values, by_value);
         for (int i = 1; i < SAMPLES; i++) assert_true(values[i - 1] < values[i]);
     }
@@ -53,6 +55,7 @@ TEST(other_keys_and_seeds_give_other_orders) {
     for (int64_t p = 0; p < 3000; p++)
         same_seed += shuffle_window(p, 3000, 1) == shuffle_window(p, 3000, 2);
     assert_unrelated(same_seed);
+
     for (uint64_t key = 0; key < 20; key++) {
         int64_t same = 0, same_high = 0;
         for (int64_t i = 0; i < 5000; i++) {

@@ -12,6 +12,7 @@
 static bool read_across_a_signal(void) {
     int ends[2];
     if (pipe(ends) != 0) return false;
+
     pid_t parent = getpid(), child = fork();
     if (child == 0) {
         usleep(50000); // lets the parent enter read; when it did not, the test passes without its
@@ -20,6 +21,7 @@ static bool read_across_a_signal(void) {
         usleep(20000);
         _exit(write(ends[1], "x", 1) == 1 ? 0 : 1);
     }
+
     char byte;
     ssize_t n = read(ends[0], &byte, 1);
     waitpid(child, NULL, 0);

@@ -72,9 +72,11 @@ TEST(each_lanes_visits_every_element_once) {
             next = i + k;
             tails += k < LANES;
         });
+
         assert_int_equal(next, n);
         assert_int_equal(tails, n % LANES != 0);
     }
+
     assert_int_equal(lanes(-3), 0);
 }
 
@@ -162,11 +164,14 @@ TEST(dot_products_of_pairs_add_both_products) {
     uint16_t even[LANES], odd[LANES];
     for (uint64_t trial = 0; trial < 100; trial++) {
         V x = random_lanes(4 * trial), y = random_lanes(4 * trial + 1);
+
         vstore_bf16(even, x);
         vstore_bf16(odd, y);
+
         VU a = vpair_bf16(x, y);
         VU b = vpair_bf16(random_lanes(4 * trial + 2), random_lanes(4 * trial + 3));
         V got = vdot_bf16(vsplat(0.5f), a, b);
+
         for (int i = 0; i < LANES; i++) {
             double want = 0.5 + (double)bf16_to_float(even[i]) * (double)from_bits(b[i] << 16) +
                           (double)bf16_to_float(odd[i]) * (double)from_bits(b[i] & 0xFFFF0000u);
@@ -185,11 +190,13 @@ TEST(lanes_are_summed_as_a_tree_of_halves) {
         V x = random_lanes(trial) * random_lanes(trial + 1000);
         float tree[LANES];
         for (int i = 0; i < LANES; i++) tree[i] = x[i];
+
         for (int half = LANES / 2; half >= 1; half /= 2)
             for (int i = 0; i < half; i++) tree[i] += tree[i + half];
         assert_int_equal(to_bits(vsum(x)),
                          to_bits(tree[0])); // the very bits: a sum in another order differs
     }
+
     V infinite = vzero();
     infinite[LANES / 2 - 1] = INFINITY;
     assert_true(vsum(infinite) == INFINITY);
@@ -222,12 +229,14 @@ TEST(max_and_min_take_the_second_argument_where_one_is_nan) {
 TEST(arithmetic_is_rounded_as_the_scalar_one) {
     const V a = random_lanes(4), b = random_lanes(5), c = random_lanes(6), fma = vfma(a, b, c),
             root = vsqrt(a + 1.0f);
+
     for (int i = 0; i < LANES; i++) {
         assert_true(root[i] == sqrtf(a[i] + 1.0f));
         // A product and a sum below 2 in magnitude, each rounded at most once.
         assert_true(fabs((double)fma[i] - ((double)a[i] * (double)b[i] + (double)c[i])) <=
                     2 * 0x1p-24);
     }
+
     const float in[] = {0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 3.49f, -149.51f},
                 want[] = {0, 2, 2, 0, -2, 3, -150};
     for (size_t i = 0; i < sizeof in / sizeof *in; i++)

@@ -65,10 +65,12 @@ TEST(what_is_not_finite_skips_and_names_the_first_tensor) {
     assert_int_equal(c.skip, SKIP_NONFINITE);
     assert_int_equal(c.bad_tensor, 2);
     assert_int_equal(c.skipped, 1);
+
     step(&c, 3.0f, 1.0f, NO_LIMITS);
     assert_int_equal(c.skip, SKIP_NONE);
     assert_int_equal(c.bad_tensor, -1);
     assert_int_equal(c.skipped, 1);
+
     step(&c, NAN, 1.0f, NO_LIMITS); // a loss is of no tensor
     assert_int_equal(c.skip, SKIP_NONFINITE);
     assert_int_equal(c.bad_tensor, -1);

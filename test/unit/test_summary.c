@@ -53,10 +53,12 @@ TEST(the_lines_are_those_of_the_header) {
     for (int i = 0; i < 5000; i++)
         run_summary_step(&s, i % 50 == 7 ? 0.7312 : 0.718, 524288,
                          0.423 / (i % 50 == 7 ? 0.7312 : 0.718));
+
     run_summary_validation(&s, 4500, 3.29);
     run_summary_validation(&s, 4750, 3.2811);
     run_summary_validation(&s, 5000, 3.30);
     run_summary_energy(&s, 1e9 + 0.7123 * 3.6e6);
+
     assert_printed(
         "summary     5000 steps, 2.621B tokens, 59m51s in steps | median 730.2K tok/s, mfu 58.9% | "
         "step p50 718.0 ms, p99 731.2 ms\n"

@@ -181,8 +181,10 @@ TEST(files_sort_in_the_order_of_the_runs) {
     snprintf(name, sizeof name, "events.out.tfevents.%010ld.other.1.0", ahead);
     fclose(fopen(tmp_file(name), "w"));
     fclose(fopen(tmp_file("events.out.tfevents.99999999999999999999.x"), "w"));
+
     tensorboard_close(open_in(0));
     tensorboard_close(open_in(0)); // within the same second
+
     char names[4][256] = {""};
     assert_int_equal(event_files(names), 4);
     assert_string_equal(names[0], name);

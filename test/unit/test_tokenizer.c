@@ -70,9 +70,11 @@ TEST(bytes_may_be_cut_anywhere) {
 
 static int set_up(void **state) {
     tmp_setup(state);
+
     static const char *const directories[] = {"json", "vocab", "openai"};
     for (size_t i = 0; i < 3; i++)
         if (mkdir(tmp_file(directories[i]), 0700) != 0) return -1;
+
     toy_write_json(tmp_file("json/tokenizer.json"), false);
     toy_write_json(tmp_file("pairs.json"), true);
     toy_write_vocab_json(tmp_file("vocab/vocab.json"));
@@ -81,6 +83,7 @@ static int set_up(void **state) {
     toy_write_merges(tmp_file("openai/vocab.bpe"));
     toy_write_ranks(tmp_file("ranks.tiktoken"));
     toy_write_llmc(tmp_file("gpt2_tokenizer.bin"), 2);
+
     built_in = tokenizer_bytes(NULL), toy = tokenizer_open(tmp_file("json"), NULL);
     return built_in && toy ? 0 : -1;
 }
@@ -124,6 +127,7 @@ TEST(every_form_of_a_vocabulary_gives_the_same_tokens) {
         assert_true(tokenizer_is_special(t, TOY_EOT));
         assert_false(tokenizer_is_special(t, TOY_EOT - 1));
         assert_non_null(strstr(tokenizer_name(t), "byte-level BPE of "));
+
         assert_tokens(t, "hello world", 2, (int32_t[]){259, 264});
         assert_tokens(t, "hellor", 2, (int32_t[]){259, 'r'}); // "or" is merged after "hello"
         assert_tokens(t, "aaaaaaa", 3, (int32_t[]){266, 265, 'a'});
@@ -139,6 +143,7 @@ TEST(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export) {
     char *text = tokenizer_to_json(toy, &length);
     assert_non_null(text);
     assert_int_equal(strlen(text), length);
+
     for (int i = 1; i < NUM_FORMS; i++) {
         Tokenizer *t = open_form(forms[i]);
         assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(toy));
@@ -147,6 +152,7 @@ TEST(every_form_of_a_vocabulary_has_the_same_fingerprint_and_export) {
         free(other);
         tokenizer_free(t);
     }
+
     free(text);
     assert_true(tokenizer_fingerprint(toy) != tokenizer_fingerprint(built_in));
 }
@@ -158,9 +164,11 @@ TEST(an_export_is_the_same_tokenizer_again) {
         char *text = tokenizer_to_json(originals[i], &length), *again;
         const char *path = tmp_file("again.json");
         write_bytes(path, text, length);
+
         Tokenizer *t = open_form("again.json");
         assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(originals[i]));
         assert_string_equal(again = tokenizer_to_json(t, &length), text);
+
         free(text);
         free(again);
         tokenizer_free(t);
@@ -185,14 +193,17 @@ TEST(an_export_has_tokens_that_no_merge_makes) {
     static const char *const more[] = {"bc", "ab", "cd", "abcd"};
     Tokenizer *t = open_ranks(more, 4);
     size_t length;
+
     char *text = tokenizer_to_json(t, &length);
     write_bytes(tmp_file("whole.json"), text, length);
     Tokenizer *again = open_form("whole.json");
     int32_t tokens[8];
+
     assert_int_equal(encode(again, "abcd", 4, tokens), 1);
     assert_int_equal(tokens[0], 259);
     assert_int_equal(encode(again, "abcde", 5, tokens), 4); // a bc d e
     assert_true(tokenizer_fingerprint(t) == tokenizer_fingerprint(again));
+
     free(text);
     tokenizer_free(t), tokenizer_free(again);
 }
@@ -260,11 +271,13 @@ TEST(what_is_decoded_is_what_was_encoded) {
         int32_t tokens[300];
         int64_t n = toy_text(round, text, 300), count = encoder_encode(e, text, n, tokens);
         size_t length, used = 0;
+
         for (int64_t i = 0; i < count; i++) {
             const char *bytes = tokenizer_decode(toy, tokens[i], &length);
             memcpy(back + used, bytes, length);
             used += length;
         }
+
         assert_int_equal(used, n);
         assert_memory_equal(back, text, used);
     }
@@ -346,13 +359,17 @@ TEST(megabytes_without_an_end_of_piece_are_merged_in_little_time) {
     char *text = malloc(LENGTH);
     int32_t *tokens = malloc(LENGTH * sizeof *tokens);
     assert_true(text && tokens);
+
     memset(text, 'a', LENGTH);
     assert_int_equal(encode(toy, text, LENGTH, tokens),
                      LENGTH / 4); // quadratic time would be hours
+
     memset(text, ' ', LENGTH);
     assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH);
+
     memset(text, '\n', LENGTH);
     assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH / 2);
+
     free(text);
     free(tokens);
 }

@@ -71,13 +71,16 @@ TEST(an_escaped_path_matches_itself_alone) {
         snprintf(files[i], sizeof files[i], "%s", tmp_file(names[i]));
         assert_int_equal(mkdir(files[i], 0755), 0);
     }
+
     for (int i = 0; i < NAMES; i++) {
         char *escaped = path_escaped(files[i]), *in = path_join(escaped, "t*_1.bin"),
              *file = path_join(files[i], "train_1.bin"), *numbered = path_numbered(file);
         write_bytes(file, "", 0);
+
         assert_matches(escaped, files[i]);
         assert_matches(in, file);
         assert_matches(numbered, file);
+
         free(escaped), free(in), free(numbered), free(file);
     }
 }
@@ -109,14 +112,17 @@ TEST(a_path_is_looked_for_where_it_was_typed_then_left_as_it_is) {
     snprintf(there, sizeof there, "%s",
              tmp_file("[ru*n]")); // what has to be escaped in a pattern, and not in a name
     assert_int_equal(mkdir(there, 0755), 0);
+
     assert_typed(there, "train_*.bin", "train_*.bin");
     snprintf(expected, sizeof expected, "%s/train_1.bin", there);
     write_bytes(expected, "", 0);
     assert_typed(there, "train_1.bin", expected);
+
     char *escaped = path_escaped(there);
     snprintf(expected, sizeof expected, "%s/train_*.bin", escaped);
     assert_typed(there, "train_*.bin", expected);
     assert_typed(there, "/no/such", "/no/such");
+
     free(escaped);
 }
 

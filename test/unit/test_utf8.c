@@ -69,14 +69,17 @@ static void push_cut(const char *text, size_t n, uint64_t cuts) {
     Utf8Stream s = {0};
     char out[2 * LONGEST];
     size_t shown = 0, begin = 0;
+
     for (size_t i = 0; i < n; i++) {
         if (i + 1 < n && !(cuts >> i & 1)) continue;
         shown += (size_t)utf8_stream_push(&s, text + begin, (int64_t)(i + 1 - begin), out + shown);
         begin = i + 1;
+
         assert_in_range(shown + UTF8_MOST_HELD, begin, begin + UTF8_MOST_HELD);
         assert_memory_equal(out, text, shown);
         assert_true(ends_between_characters(text, shown, text + shown, n - shown));
     }
+
     shown += (size_t)utf8_stream_end(&s, out + shown);
     assert_int_equal(shown, n);
     assert_memory_equal(out, text, n);

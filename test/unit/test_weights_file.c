@@ -135,8 +135,10 @@ static void write_index(Variant v) {
     AUTO_FREE Parameter *table = parameter_table(&config);
     FILE *f = fopen(tmp_file("model.safetensors.index.json"), "w");
     assert_non_null(f);
+
     fputs("{\"metadata\": {\"total_size\": 0}, \"weight_map\": {", f);
     const char *comma = "";
+
     for (int shard = 0; shard < v.shards; shard++) {
         SafetensorsEntry entries[64];
         const int count = declare(entries, table, v, shard);
@@ -144,6 +146,7 @@ static void write_index(Variant v) {
             fprintf(f, "%s\"%s\": \"%s\"", comma, entries[n].name,
                     strrchr(shard_path(shard, v.shards), '/') + 1);
     }
+
     fputs("}}\n", f);
     fclose(f);
 }
@@ -212,7 +215,7 @@ TEST(models_of_every_form_are_read_in_any_pieces) {
         assert_reads_the_model(write_huggingface(variants[i]), i % 2 ? 1000 : 7);
     }
 
-    // one file beside the index: transformers takes that one
+    // One file stands beside the index: transformers takes that one.
     write_huggingface((Variant){.dtype = DTYPE_FP32});
     write_text(tmp_file(INDEX), "rubbish");
     assert_reads_the_model(tmp.path, 1000);
@@ -409,12 +412,14 @@ TEST(an_index_that_contradicts_its_files_is_named) {
     static const char first[] = "model-00001-of-00003.safetensors",
                       last[] = "model-00003-of-00003.safetensors";
     char message[200];
+
     write_huggingface(in_three);
     replace_in_file(tmp_file(INDEX), first, last); // of the first tensor
     snprintf(message, sizeof message, "is in %s, but it is in ", last);
     REFUSED(tmp.path, INDEX ": states that tensor transformer.");
     assert_message(message);
     assert_message(first);
+
     write_huggingface(in_three);
     replace_in_file(tmp_file(INDEX), "\"weight_map\": {",
                     "\"weight_map\": {\"new\": \"model-00001-of-00003.safetensors\", ");
@@ -457,11 +462,13 @@ TEST(the_end_of_text_token_is_that_of_the_configuration) {
         int64_t eot;
     } edits[] = {{"7", 7},   {"[9, 11]", 9}, {"null", -1}, {"130", -1},
                  {"-1", -1}, {"\"7\"", -1},  {"[]", -1}};
+
     write_huggingface((Variant){.dtype = DTYPE_FP32, .prefix = true});
     for (size_t i = 0; i < sizeof edits / sizeof edits[0]; i++) {
         char to[64];
         snprintf(to, sizeof to, "\"eos_token_id\": %s", edits[i].text);
         edit_config("\"eos_token_id\": 0", to);
+
         WeightsFile *f = weights_file_open(tmp.path, &err);
         assert_ok(f);
         assert_int_equal(weights_file_eot(f), edits[i].eot);
@@ -500,12 +507,15 @@ static void config_refuses(FieldChange change, const char *name) {
                                  "scale_attn_weights",  "scale_attn_by_inverse_layer_idx",
                                  "add_cross_attention", "n_inner",
                                  "layer_norm_epsilon",  "architectures"};
+
     bool is_needed = false, is_read = false;
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
         is_needed |= strcmp(name, needed[i]) == 0;
     for (size_t i = 0; i < sizeof read / sizeof *read; i++) is_read |= strcmp(name, read[i]) == 0;
+
     WeightsFile *f = weights_file_open(tmp.path, &err);
     const bool may_be_empty = strcmp(name, "architectures") == 0 && change == FIELD_ARRAY;
+
     if ((f == NULL) != (is_needed || (is_read && change != FIELD_MISSING && !may_be_empty)))
         fail_msg("\"%s\", change %d: %s", name, (int)change, f ? "taken" : err.text);
     if (!f && change == FIELD_TWICE) assert_message("is stated twice");

@@ -83,8 +83,10 @@ TEST(positions_add_up_over_resumes_with_other_batches) {
     n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1,
                    0); // killed before its first checkpoint,
     n += run_event(log + n, sizeof log - (size_t)n, 20, 3, 2, 0); // and started again
+
     Error err;
     assert_ok(read_starts(log, (size_t)n, &err));
+
     assert_position(1, 0, 5);
     assert_position(10, 45, 5);
     assert_position(11, 50, 7);
@@ -174,15 +176,18 @@ TEST(a_mixture_is_drawn_as_the_run_has_drawn_it) {
     Error err;
     Start start;
     int64_t position;
+
     assert_ok(read_starts(log, (size_t)mixture_event(log, sizeof log, "2"), &err));
     assert_ok(find(2, &start, &position, &err));
     assert_int_equal(position, 6);
     assert_int_equal(start.mixture.count, 2);
     assert_int_equal(start.mixture.total, 3);
+
     MixtureCursor cursor = {0};
     const MixtureDraw draw = mixture_draw(&start.mixture, &cursor, position);
     assert_int_equal(draw.source, 0);
     assert_int_equal(draw.index, 4);
+
     assert_error(find(1, &start, &position, &err), "the mixture starts at window 6, after step 1");
     assert_ok(read_starts(log, (size_t)mixture_event(log, sizeof log, "0"), &err));
     assert_error(find(2, &start, &position, &err), "source 1: \"weight\" is 0");
@@ -243,10 +248,12 @@ TEST(damaged_logs_are_read_or_refused_but_never_believed_blindly) {
     char log[8192];
     int n = run_event(log, sizeof log, 0, 5, 2, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 3, 7, 2, 0);
+
     for (uint64_t round = 0; round < 2000; round++) {
         unsigned char damaged[8192 + MUTATE_MAX_GROWTH];
         memcpy(damaged, log, (size_t)n);
         const size_t bytes = mutate(damaged, (size_t)n, (size_t)n, round);
+
         Error err = {""};
         Start start;
         int64_t position;

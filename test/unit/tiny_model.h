@@ -37,10 +37,12 @@ static inline void check_initial_weights(const Model *model, uint64_t seed) {
         AUTO_FREE float *values = malloc((size_t)n * sizeof *values),
                         *read = malloc((size_t)n * sizeof *read);
         AUTO_FREE char *weight = malloc((size_t)bytes), *rounded = malloc((size_t)bytes);
+
         parameter_init_values(values, &o->config, p, i, seed, 0, n);
         for (int64_t k = 0; k < n; k++) // one at a time: many are converted by several threads
             convert_elements(rounded + k * (int64_t)dtype_size(o->dtype), o->dtype, &values[k],
                              DTYPE_FP32, 1);
+
         model_read_bytes(model, model_tensors(model)[i].weight, 0, bytes, weight);
         assert_memory_equal(weight, rounded, (size_t)bytes);
         model_get_weight(model, i, 0, p->rows, read, NULL);
@@ -90,14 +92,17 @@ static inline Model *tiny_scripted(int64_t V, int64_t T, const int32_t *tokens, 
     Model *model = tiny_create(V, 1, T, 1); // all weights are 0
     const Parameter *table = model_parameters(model);
     float row[TINY_C];
+
     for (int64_t token = 0; token < V; token++) {
         tiny_random_row(&table[PARAM_WTE], PARAM_WTE, token, 1.0f, row);
         model_set_weight(model, PARAM_WTE, token, 1, row);
     }
+
     for (int64_t t = 0; t < n; t++) {
         tiny_random_row(&table[PARAM_WTE], PARAM_WTE, tokens[t], 10.0f, row);
         model_set_weight(model, PARAM_WPE, t, 1, row);
     }
+
     for (int c = 0; c < TINY_C; c++) row[c] = 1.0f;
     const int lnfw = parameter_index(&model_options(model)->config, PARAM_LNFW, -1);
     model_set_weight(model, lnfw, 0, TINY_C, row);

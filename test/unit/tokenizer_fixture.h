@@ -92,6 +92,7 @@ static inline void toy_write_json(const char *path, bool pairs) {
             "\"end_of_word_suffix\": "
             "\"\", \"fuse_unk\": false, \"vocab\": ",
             TOY_EOT);
+
     toy_write_vocab(f);
     fprintf(f, ",\n\"merges\": [");
     for (int i = 0; i < TOY_MERGES; i++)
