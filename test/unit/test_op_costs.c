@@ -116,8 +116,8 @@ TEST(adamw_reads_and_writes_the_state_it_keeps) {
 
     UpdateTensor both[] = {with, without};
 
-    // The update reads and writes master, m and v, reads the gradient and writes the bf16 weight: 4
-    // * 7 + 2 bytes an element.
+    // The update reads and writes master, m and v, reads the gradient and writes the bf16 weight:
+    // 4 * 7 + 2 bytes an element.
     assert_near(op_cost_optimizer_update(both, 1).bytes, 3000, 0);
     // The update reads and writes m, v and the weight, and reads the gradient: 4 * 5 + 2 * 2.
     assert_near(op_cost_optimizer_update(both + 1, 1).bytes, 2400, 0);
