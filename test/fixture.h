@@ -1,5 +1,5 @@
-// What tests share: an empty directory, whole files, what a stream or a child process says, numbers
-// in JSON, errors. Every program includes it for itself.
+// Tests share these functions: an empty directory, whole files, the output of a stream or a child
+// process, numbers in JSON, errors. Every program includes the header for itself.
 #pragma once
 #include "test/test.h"
 
@@ -119,7 +119,7 @@ static inline void limit_file_size(rlim_t bytes) {
     limit_resource(RLIMIT_FSIZE, bytes);
 }
 
-// Its first `from` becomes `to`.
+// The first `from` of the file becomes `to`.
 static inline void replace_in_file(const char *path, const char *from, const char *to) {
     size_t n;
     char *bytes = (char *)read_bytes(path, &n), *place = memmem(bytes, n, from, strlen(from));
@@ -169,11 +169,13 @@ static inline int status_of_child(int (*body)(void *), void *context, char *said
         signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
         _exit(body(context));
     }
+
     int status = -1;
     const pid_t ended = child < 0 ? child : waitpid(child, &status, 0);
     char *text = capture_end(&c);
     snprintf(said, size, "%s", text);
     free(text);
+
     assert_true(child > 0 && ended == child);
     return status;
 }
@@ -194,7 +196,8 @@ static inline const char *json_string(const cJSON *object, const char *key) {
 
 // ------------------------------------------------------------------------------------------ errors
 
-// What a call that takes an Error said into `err`, which is the program's own or the test's.
+// The macro prints what a call that takes an Error said into `err`, which is the program's own or
+// the test's.
 #define assert_ok(condition)                                                                       \
     do {                                                                                           \
         if (!(condition)) fail_msg("%s", err.text);                                                \

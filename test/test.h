@@ -1,4 +1,4 @@
-// What every test program includes: cmocka, and tests that register themselves.
+// Every test program includes this: cmocka, and tests that register themselves.
 //
 //     TEST(one_and_one_are_two) { assert_int_equal(1 + 1, 2); }
 //

@@ -28,6 +28,7 @@ static bool make_shard(const char *path, int64_t tokens, Error *err) {
     enum { CHUNK = 1 << 16 };
     static uint16_t chunk[CHUNK];
     for (int i = 0; i < CHUNK; i++) chunk[i] = (uint16_t)(i * 7919 % VOCAB);
+
     ShardWriter *w = shard_writer_open(path, 2, VOCAB, -1, err);
     if (!w) return false;
     for (int64_t done = 0; done < tokens; done += CHUNK) {
@@ -37,10 +38,12 @@ static bool make_shard(const char *path, int64_t tokens, Error *err) {
             return false;
         }
     }
+
     return shard_writer_commit(w, err);
 }
 
-// What is measured: reads the p-th window or batch, returns its tokens, -1 on failure.
+// The functions that are measured: each reads the p-th window or batch and returns its tokens, -1
+// on failure.
 typedef struct {
     const ShardSet *shards;
     DataLoader *loader;
@@ -111,6 +114,7 @@ static bool measure_all(Source source, double rates[CASES]) {
             if (rounds[c][round] == 0) return false;
         }
     }
+
     for (int c = 0; c < CASES; c++) {
         qsort(rounds[c], ROUNDS, sizeof(double), by_value);
         rates[c] = rounds[c][ROUNDS / 2];
@@ -142,6 +146,7 @@ static bool run(const Sources *sources, Error *err) {
                                  .shuffle = true};
     DataLoader *loader = dataloader_create(&options, err);
     if (!loader) return false;
+
     void *out = malloc((size_t)(shards->T + 1) * 2);
     double rates[CASES];
     error_set(err, "a window could not be read");
@@ -149,6 +154,7 @@ static bool run(const Sources *sources, Error *err) {
         out &&
         measure_all((Source){.shards = shards, .loader = loader, .out = out, .err = err}, rates);
     if (ok) print_results(shards, rates);
+
     free(out);
     dataloader_destroy(loader);
     return ok;
@@ -161,15 +167,18 @@ int main(int argc, char **argv) {
                 "usage: bench_loader [T [MEGABYTES]], both at least 1, T below half the size\n");
         return EXIT_BAD_INPUT;
     }
+
     const char *base = getenv("TMPDIR");
     char path[4096];
     snprintf(path, sizeof path, "%s/bench-loader-%d.bin", base && *base ? base : P_tmpdir,
              (int)getpid());
+
     Error err;
     Sources sources = {0};
     bool ok = make_shard(path, megabytes * 500000, &err) && sources_open(&sources, path, T, &err);
     unlink(path); // the descriptor keeps the data, and nothing is left behind
     ok = ok && run(&sources, &err);
+
     if (!ok) fprintf(stderr, "bench_loader: %s\n", err.text);
     sources_close(&sources);
     return ok ? EXIT_OK : EXIT_RUN_FAILED;

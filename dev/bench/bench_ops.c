@@ -32,6 +32,7 @@ static bool fill(Tensor t, Error *err) {
     size_t block = RANDOM_ELEMENTS * size;
     char *host = host_alloc(block, err);
     if (!host) return false;
+
     for (int64_t i = 0; i < RANDOM_ELEMENTS; i++) {
         const uint32_t bits = philox(1, STREAM_SAMPLE, (uint64_t)i).v[0];
         const float value = ((float)(bits >> 8) / (float)(1 << 24) - 0.5f) * 0.2f;
@@ -40,10 +41,12 @@ static bool fill(Tensor t, Error *err) {
         else
             convert_elements(host + (size_t)i * size, t.dtype, &value, DTYPE_FP32, 1);
     }
+
     for (size_t at = 0; at < total; at += block) {
         if (total - at < block) block = total - at;
         copy_h2d((char *)t.data + at, host, block, STREAM_COMPUTE);
     }
+
     device_sync();
     host_free(host);
     return true;
@@ -62,9 +65,11 @@ static bool make_all(DType dtype, Error *err) {
     void *workspace = device_alloc((size_t)bytes, err);
     if (!workspace) return false;
     ops_set_workspace(workspace, bytes);
+
     b.R = chunk;
     const int64_t rows = chunk > b.N / 2 ? chunk : b.N / 2;
     b.graph = device_graph_create(err);
+
     return b.graph && make(&b.x, dtype, "x", b.N, 4 * b.C, err) &&
            make(&b.y, dtype, "y", b.N, 4 * b.C, err) && make(&b.z, dtype, "z", b.N, 4 * b.C, err) &&
            make(&b.qkv, dtype, "qkv", b.N, 3 * b.C, err) &&
@@ -145,7 +150,8 @@ static void gelu_gradient(void) {
                   as(b.x, b.N, 4 * b.C));
 }
 
-// Of blocks after GPT-2: q and k of qkv in heads as k and v; gate and up of 2 C columns each.
+// The next ops belong to blocks after GPT-2. q and k of qkv are in heads as k and v; gate and up
+// have 2 C columns each.
 static void rmsnorm(void) {
     rmsnorm_forward(as(b.y, b.N, b.C), row(b.rstd, b.N), as(b.x, b.N, b.C), row(b.bias, b.C),
                     1e-6f);
@@ -222,6 +228,7 @@ static double seconds_of(void (*op)(void), Error *err) {
     double times[MAX_ROUNDS], total = 0.0;
     int count = 0;
     DeviceEvent *start = device_event_create(err), *stop = start ? device_event_create(err) : NULL;
+
     for (int round = 0; stop && count < MAX_ROUNDS && (count < 3 || total < b.seconds); round++) {
         device_event_record(start, STREAM_COMPUTE);
         op();
@@ -231,9 +238,11 @@ static double seconds_of(void (*op)(void), Error *err) {
         times[count] = device_event_seconds(start, stop);
         total += times[count++];
     }
+
     if (stop) device_event_destroy(stop);
     if (start) device_event_destroy(start);
     if (!count) return 0;
+
     qsort(times, (size_t)count, sizeof times[0], compare_doubles);
     return times[count / 2];
 }
@@ -262,6 +271,7 @@ static bool time_products(Error *err) {
     } passes[] = {{"forward", forward},
                   {"input gradient", input_gradient},
                   {"weight gradient", weight_gradient}};
+
     for (int l = 0; l < 4; l++) {
         b.IC = layers[l].IC, b.OC = layers[l].OC;
         const double flops = 2.0 * (double)b.N * (double)b.IC * (double)b.OC;
@@ -311,6 +321,7 @@ static bool time_all(AttentionChoice kind, Error *err) {
               timed("layernorm forward", layernorm, 0.0, 2.0 * unit, err) &&
               timed("layernorm backward", layernorm_gradient, 0.0, 4.0 * unit, err) &&
               timed("GELU forward", gelu, 0.0, 8.0 * unit, err) && time_blocks(unit, err);
+
     char name[64];
     snprintf(name, sizeof name, "head, chunks of %lld", (long long)b.R);
     ok = ok && timed(name, head, 3.0 * logits, 0.0, err);
@@ -319,6 +330,7 @@ static bool time_all(AttentionChoice kind, Error *err) {
         snprintf(name, sizeof name, "head, chunks of %lld", (long long)b.R);
         ok = ok && timed(name, head, 3.0 * logits, 0.0, err);
     }
+
     return ok && timed("200 launches", launches, 0.0, 0.0, err) &&
            timed("200 launches, replayed", replayed_launches, 0.0, 0.0, err);
 }
@@ -332,6 +344,7 @@ int main(int argc, char **argv) {
                         "need not repeat\n");
         return EXIT_BAD_INPUT;
     }
+
     device_prepare_process(argv);
     Error err = {""};
     const DType dtype = strcmp(argv[6], "fp32") == 0   ? DTYPE_FP32
@@ -340,6 +353,7 @@ int main(int argc, char **argv) {
     b.B = atoll(argv[1]), b.T = atoll(argv[2]), b.C = atoll(argv[3]), b.NH = atoll(argv[4]),
     b.V = atoll(argv[5]);
     b.Vp = (b.V + 127) / 128 * 128, b.N = b.B * b.T, b.seconds = atof(argv[8]);
+
     DeviceOptions device = {0};
     if (strcmp(argv[7], "own") == 0) device.attention = ATTENTION_OWN;
     if (strcmp(argv[7], "cudnn") == 0) device.attention = ATTENTION_CUDNN;
@@ -347,6 +361,7 @@ int main(int argc, char **argv) {
     bool ok = device_init(&device, &err);
     DeviceSpeed speed = {0};
     ok = ok && speed_measure(dtype, (size_t)1 << 30, &speed, &err);
+
     if (ok) {
         printf("{\"device\": \"%s\", \"matmul_flops\": %.9g, \"copy_bandwidth\": %.9g}\n",
                device_facts()->name, speed.matmul_flops, speed.copy_bandwidth);
@@ -354,6 +369,7 @@ int main(int argc, char **argv) {
              time_all(device.attention, &err); // the memory goes with the process
         printf("{\"attention\": \"%s\"}\n", device_facts()->attention);
     }
+
     if (!ok) fprintf(stderr, "bench_ops: %s\n", err.text);
     return ok ? EXIT_OK : EXIT_RUN_FAILED;
 }

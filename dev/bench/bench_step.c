@@ -166,6 +166,7 @@ static void print_json(Measurement *m, const Model *model, const char *descripto
     double flops_per_token = flops_per_token_exact(&o->config, o->T),
            flops = flops_per_token * tokens / step;
     static char recompute[RECOMPUTE_TEXT];
+
     printf("{\"model\": \"%s\", \"dtype\": \"%s\", \"B\": %lld, \"T\": %lld, \"recompute\": "
            "\"%s\", \"parameters\": "
            "%lld, ",
@@ -223,6 +224,7 @@ int main(int argc, char **argv) {
                         "       bench_step MODEL B T fp32|bf16 RECOMPUTE WEIGHTS SHARD\n");
         return EXIT_BAD_INPUT;
     }
+
     device_prepare_process(argv);
     Error err = {""};
     DType dtype = strcmp(argv[4], "fp32") == 0 ? DTYPE_FP32 : DTYPE_BF16;
@@ -233,12 +235,14 @@ int main(int argc, char **argv) {
         job.weights = argv[6];
         job.shard = argv[7];
     }
+
     ModelOptions options = {.dtype = dtype,
                             .master = dtype != DTYPE_FP32,
                             .train = true,
                             .B = atoll(argv[2]),
                             .T = atoll(argv[3])};
     DeviceOptions device = {0};
+
     bool ok = model_config_parse(&options.config, argv[1], &err) &&
               recompute_parse(&options.recompute, argv[5], options.config.L, &err) &&
               device_init(&device, &err);
@@ -248,6 +252,7 @@ int main(int argc, char **argv) {
         ok = bench(&job, &options, &err);
         device_shutdown();
     }
+
     if (!ok) fprintf(stderr, "bench_step: %s\n", err.text);
     return ok ? EXIT_OK : EXIT_RUN_FAILED;
 }

@@ -1,5 +1,5 @@
-// What the simulator costs: nanoseconds per CUDA thread, barrier, shuffle and warp sum, the best
-// of several runs.
+// The program measures the simulator: nanoseconds per CUDA thread, barrier, shuffle and warp sum,
+// the best of several runs.
 //     make sim-bench
 #include <chrono>
 #include <cuda_runtime.h>
@@ -56,12 +56,14 @@ int main() {
     if (cudaMalloc((void **)&x, PLAIN_THREADS * sizeof *x) ||
         cudaMemset(x, 0, PLAIN_THREADS * sizeof *x))
         return 1;
+
     printf("launch of one thread            %8.0f ns\n",
            best_seconds([] { launch_empty(1); }) * 1e9);
     printf("launch of a block of 256        %8.0f ns\n",
            best_seconds([] { launch_empty(256); }) * 1e9);
     printf("thread without barriers         %8.2f ns\n",
            best_seconds([=] { launch_plain(x); }) * 1e9 / PLAIN_THREADS);
+
     for (unsigned block : {32u, 256u, 1024u})
         printf("block of %4u, ns per thread: __syncthreads %6.2f  shuffle %6.2f  warp sum %6.2f\n",
                block, nanoseconds_per_round(barrier_kernel, x, block),

@@ -183,9 +183,11 @@ static void exit_thread(Block *b) {
     if (b->barrier_arrived)
         fatal("divergent __syncthreads: some threads wait at %s:%d, this one has ended",
               b->barrier_file, b->barrier_line);
+
     warp->live &= ~lane_bit(b->current);
     current_sleeps(b);
     b->live--;
+
     for (unsigned p = warp->pending; p; p &= p - 1) {
         const int key = __builtin_ctz(p);
         if ((warp->meeting[key].mask & warp->live) == warp->meeting[key].arrived)
@@ -193,14 +195,15 @@ static void exit_thread(Block *b) {
     }
 }
 
-// What every fiber does: runs threads, one after another, on the same stack as long as a fresh one
-// is next.
+// Every fiber does this: it runs threads, one after another, on the same stack as long as a fresh
+// one is next.
 static void run_threads() {
     fiber_started(nullptr);
     for (;;) {
         Block *b = running_block;
         b->launch->kernel->run(b->launch->params);
         exit_thread(b);
+
         Fiber *self = b->fiber[b->current];
         const int next = pick_thread(b);
         if (next < 0 && b->live) deadlock(b);
@@ -210,6 +213,7 @@ static void run_threads() {
             set_current(b, next);
             continue;
         }
+
         Fiber *to = next < 0 ? &b->caller : fiber_to_run(b, next);
         give_back_fiber(b, self);
         if (next < 0) {
@@ -218,6 +222,7 @@ static void run_threads() {
             b->counts.switches++;
             set_current(b, next);
         }
+
         fiber_switch(self, to);
     }
 }
@@ -271,6 +276,7 @@ int block_op(int predicate, BlockOp op, int line, const char *file) {
     if (b->live < b->threads)
         fatal("divergent __syncthreads: %d threads have ended, this one is at %s:%d",
               b->threads - b->live, file, line);
+
     if (!b->barrier_arrived) {
         b->barrier_line = line, b->barrier_file = file;
         b->barrier_sum[BLOCK_COUNT] = 0, b->barrier_sum[BLOCK_AND] = 1,
@@ -279,9 +285,11 @@ int block_op(int predicate, BlockOp op, int line, const char *file) {
         fatal("divergent __syncthreads: some threads wait at %s:%d, this one is at %s:%d",
               b->barrier_file, b->barrier_line, file, line);
     }
+
     b->barrier_sum[BLOCK_COUNT] += predicate != 0;
     b->barrier_sum[BLOCK_AND] &= predicate != 0;
     b->barrier_sum[BLOCK_OR] |= predicate != 0;
+
     char *sync = &b->sync->barrier[b->barriers & 1];
     tsan_release(sync);
     if (++b->barrier_arrived == b->threads) {
@@ -311,17 +319,19 @@ Block *block_of_this_thread() {
     return own_block = b;
 }
 
-// What the stream did before the launch is visible to all threads, what they do is visible to the
-// stream afterwards.
+// All threads see what the stream did before the launch, and the stream sees afterwards what they
+// did.
 static void tsan_begin_grid(Block *b) {
     void *stream = tsan_current_fiber();
     if (!stream) return;
+
     b->tsan = nullptr;
     for (TsanThreads &threads : b->tsan_threads)
         if (threads.stream == stream) b->tsan = &threads;
     if (!b->tsan) b->tsan = &b->tsan_threads[b->tsan_next++ % TSAN_STREAMS];
     b->tsan->stream = stream;
     tsan_release(&b->tsan->launch);
+
     const int wanted = 2 * b->threads < MIN_TSAN_FIBERS ? (int)MIN_TSAN_FIBERS : 2 * b->threads;
     b->tsan_fibers = wanted < MAX_THREADS ? wanted : (int)MAX_THREADS;
     b->tsan_first = 0;
@@ -330,6 +340,7 @@ static void tsan_begin_grid(Block *b) {
         tsan_switch(b->tsan->fiber[i]);
         tsan_acquire(&b->tsan->launch);
     }
+
     tsan_switch(stream);
 }
 static void tsan_end_grid(Block *b) {
@@ -361,6 +372,7 @@ void block_begin_grid(Block *b, const Launch *launch) {
     ptx::shared_bytes = b->memory;
     if (b->known_memory != memory_changes) memset(ptx::found, 0, sizeof ptx::found);
     b->known_memory = memory_changes;
+
     b->threads = (int)(launch->block.x * launch->block.y * launch->block.z);
     b->warps = (b->threads + WARP_LANES - 1) / WARP_LANES;
     for (int t = 0; t < b->threads; t++) {
@@ -368,6 +380,7 @@ void block_begin_grid(Block *b, const Launch *launch) {
         b->thread_index[t] = uint3{i % launch->block.x, i / launch->block.x % launch->block.y,
                                    i / launch->block.x / launch->block.y};
     }
+
     running_block = b;
     tsan_begin_grid(b);
 }
@@ -382,6 +395,7 @@ void block_run(Block *b, uint64_t index) {
     const dim3 grid = b->launch->grid;
     blockIdx = uint3{(unsigned)(index % grid.x), (unsigned)(index / grid.x % grid.y),
                      (unsigned)(index / grid.x / grid.y)};
+
     for (int w = 0; w < b->warps; w++) {
         const int lanes = b->threads - w * WARP_LANES;
         Warp *warp = &b->warp[w];
@@ -392,6 +406,7 @@ void block_run(Block *b, uint64_t index) {
     b->live = b->threads;
     b->barrier_arrived = 0;
     fresh_shared_memory(b);
+
     b->random = schedule.seed ^ (index + 1) * 0xD1B54A32D192ED03u;
     if (b->random == 0) b->random = 1;
     if (b->tsan_fibers) {
@@ -399,14 +414,17 @@ void block_run(Block *b, uint64_t index) {
             (b->tsan_first + (b->threads < b->tsan_fibers ? b->threads : 7)) % b->tsan_fibers;
         tsan_forget(b->sync, sizeof *b->sync);
     }
+
     b->counts.blocks++;
     b->counts.threads += (uint64_t)b->threads;
+
     const int first = schedule.order == ORDER_FORWARD ? 0
                       : schedule.order == ORDER_REVERSE
                           ? b->threads - 1
                           : (int)(random_number(b) % (unsigned)b->threads);
     Fiber *fiber = fiber_to_run(b, first);
     set_current(b, first);
+
 #ifdef SIM_ASAN
     if (!b->caller.stack) { // where AddressSanitizer finds itself again; a longjmp (cmocka's skip)
                             // asks for it

@@ -65,8 +65,8 @@ struct alignas(8) SyncPoints {
     char barrier[2], meeting[MAX_WARPS][WARP_LANES][2];
 };
 
-// What ThreadSanitizer takes for the threads of a stream's kernels, and three addresses that stand
-// for what happened before a launch, in a grid, and before the fences of its kernels.
+// ThreadSanitizer takes these for the threads of a stream's kernels. Three addresses stand for what
+// happened before a launch, in a grid, and before the fences of its kernels.
 struct TsanThreads {
     void *stream; // its fiber
     void *fiber[MAX_THREADS];
@@ -102,7 +102,7 @@ struct Block {
 
     Counts counts;
 
-    // What ThreadSanitizer knows of the order of things, and its view of the threads.
+    // The rest is for ThreadSanitizer: the order of things, and its view of the threads.
     SyncPoints *sync; // at the end of the shared memory
     // Thread t is fiber (tsan_first + t) % tsan_fibers of it. tsan_first is another one in every
     // block: if the threads 0 of all blocks were one fiber, races between them would not show.

@@ -1,4 +1,4 @@
-// What the simulated cuBLASLt tells tests, and what they can ask of it. C and C++.
+// The simulated cuBLASLt tells tests this, and they can ask this of it. C and C++.
 //   SIM_CUBLASLT_REFUSE=gelu,dgelu,bias       no algorithm for these epilogues
 //   SIM_CUBLASLT_ALGOS=all                     offers all of SimAlgorithm that fit a problem, not
 //                                              only the first: then callers time them, and what
@@ -37,9 +37,9 @@ typedef struct {
     long gelu, dgelu, bias;         // those of them with such an epilogue
     long fp8, fast_sums; // those of fp8 operands; those of them whose sums may lose bits (they do
                          // not here)
-    // Those that run while a collective does, replays counted, on sm_90 and later, where they take
-    // every multiprocessor that they may; and those of them that do not leave NCCL the ones that it
-    // takes, so that their last blocks wait.
+    // `beside` counts the products that run while a collective does, replays counted, on sm_90 and
+    // later, where they take every multiprocessor that they may. `crowded` counts those of them
+    // that do not leave NCCL the ones that it takes, so that their last blocks wait.
     long beside, crowded;
 } SimCublasLtCounts;
 extern SimCublasLtCounts sim_cublaslt_counts;

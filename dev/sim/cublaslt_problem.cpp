@@ -40,6 +40,7 @@ static cublasStatus_t check_layouts(const Problem &p) {
         if (x.count > 1 && x.stride < x.cols * x.ld)
             return INVALID("%c: matrices of a batch overlap", "ABCD"[i]);
     }
+
     const int64_t kb = p.op->transb == CUBLAS_OP_N ? p.b->rows : p.b->cols;
     if (p.k != kb || p.d->rows != p.m || p.d->cols != p.n)
         return INVALID("shapes do not fit: op(A) %ld x %ld, op(B) %ld x %ld, D %ld x %ld", p.m, p.k,
@@ -50,16 +51,19 @@ static cublasStatus_t check_layouts(const Problem &p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// What cuBLASLt's documentation asks of fp8 ("Narrow Precision Data Types Usage", and the table of
-// types of cublasLtMatmul). A GPU of sm_100 takes other forms than TN as well; here none does.
+// The function checks what cuBLASLt's documentation asks of fp8 ("Narrow Precision Data Types
+// Usage", and the table of types of cublasLtMatmul). A GPU of sm_100 takes other forms than TN as
+// well; here none does.
 static cublasStatus_t check_fp8(const Problem &p) {
     const int capability = device_model().compute_capability;
     const Layout *all[] = {p.a, p.b, p.c, p.d};
+
     if (capability < 89) return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 on sm_%d", capability);
     if (!is_fp8(p.a->type) || !is_fp8(p.b->type) || is_fp8(p.d->type) ||
         (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type,
                     p.d->type);
+
     if (p.op->transa != CUBLAS_OP_T || p.op->transb != CUBLAS_OP_N)
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 in another form than TN");
     if (p.m % 16 != 0 || p.n % 16 != 0 || p.k % 16 != 0)
@@ -69,6 +73,7 @@ static cublasStatus_t check_fp8(const Problem &p) {
         if (all[i]->ld * width(all[i]->type) % 16 != 0)
             return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with a leading dimension of %ld of %c",
                         all[i]->ld, "ABCD"[i]);
+
     if (p.op->compute != CUBLAS_COMPUTE_32F || p.op->scale != CUDA_R_32F)
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "fp8 with compute type %d, scale type %d",
                     p.op->compute, p.op->scale);
@@ -82,11 +87,13 @@ static cublasStatus_t check_fp8(const Problem &p) {
 
 static cublasStatus_t check_types(const Problem &p) {
     if (is_fp8(p.a->type) || is_fp8(p.b->type) || is_fp8(p.d->type)) return check_fp8(p);
+
     if (p.op->scale_a || p.op->scale_b || p.op->fast_sums)
         return INVALID("scales or fast sums without fp8");
     if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "types %d x %d -> %d", p.a->type, p.b->type,
                     p.d->type);
+
     const bool tf32 = p.op->compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     if (p.op->scale != CUDA_R_32F || (!tf32 && p.op->compute != CUBLAS_COMPUTE_32F) ||
         (tf32 && (p.a->type != CUDA_R_32F || device_model().compute_capability < 80)))
@@ -100,12 +107,14 @@ static cublasStatus_t check_epilogue(const Problem &p) {
     const uint32_t e = op.epilogue;
     if (e != CUBLASLT_EPILOGUE_DEFAULT && !has_bias(e) && !has_aux(e))
         return fail(CUBLAS_STATUS_NOT_SUPPORTED, "epilogue %u is not simulated", e);
+
     if (has_bias(e)) {
         if (!op.bias) return INVALID("epilogue %u without a bias pointer", e);
         if (op.bias_type != -1 && op.bias_type != p.d->type)
             return fail(CUBLAS_STATUS_NOT_SUPPORTED, "bias of type %d with D of type %d",
                         op.bias_type, p.d->type);
     }
+
     if (has_aux(e)) {
         if (!is_aligned(op.aux, 16) || !op.aux) return INVALID("aux pointer %p", op.aux);
         if (op.aux_ld % 8 != 0 || op.aux_ld < p.m)

@@ -41,7 +41,7 @@ struct Preference {
     uint32_t reduction_mask = CUBLASLT_REDUCTION_SCHEME_MASK;
     uint32_t alignment[4] = {256, 256, 256, 256}; // of A, B, C, D
 };
-// What cublasLtMatmulAlgo_t holds.
+// This is the content of cublasLtMatmulAlgo_t.
 struct Algorithm {
     Kind kind;
     SimAlgorithm which;

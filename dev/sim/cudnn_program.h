@@ -1,6 +1,6 @@
-// What a graph of the simulated cuDNN computes, and its interpretation: each operation as it is
-// defined, one after the other, in fp32 with the roundings that the types of the tensors between
-// them ask for. Internal to dev/sim.
+// A graph of the simulated cuDNN and its interpretation: each operation as it is defined, one after
+// the other, in fp32 with the roundings that the types of the tensors between them ask for.
+// Internal to dev/sim.
 #pragma once
 #include <cudnn.h>
 #include <memory>
@@ -42,13 +42,13 @@ struct Program {
     std::vector<Step> steps;
     int64_t workspace = 256;
 
-    // Of attention: where a matmul writes dQ the scores are stored, else dQ is collected.
+    // The form of attention: where a matmul writes dQ the scores are stored, else dQ is collected.
     const char *form() const {
         return steps.size() == 14 ? "forward" : steps.back().kind == MATMUL ? "stored" : "ordered";
     }
 };
 
-// What one launch works on. A tensor is in memory that the caller gave, in an array of its own, or
+// One launch works on these. A tensor is in memory that the caller gave, in an array of its own, or
 // a constant.
 struct Launch {
     std::shared_ptr<const Program> program;

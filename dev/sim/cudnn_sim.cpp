@@ -131,18 +131,21 @@ int place_of(Program &p, const Descriptor *d) {
     t.id = d->value<int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID, -1);
     for (size_t i = 0; i < p.tensors.size(); i++)
         if (p.tensors[i].id == t.id) return (int)i;
+
     t.alignment = d->value<int64_t>(CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 1);
     t.type = d->value(CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_DATA_FLOAT);
     t.is_virtual = d->value(CUDNN_ATTR_TENSOR_IS_VIRTUAL, false);
     t.by_value = d->value(CUDNN_ATTR_TENSOR_IS_BY_VALUE, false);
     memcpy(t.dims, d->find(CUDNN_ATTR_TENSOR_DIMENSIONS)->bytes.data(), sizeof t.dims);
     memcpy(t.strides, d->find(CUDNN_ATTR_TENSOR_STRIDES)->bytes.data(), sizeof t.strides);
+
     p.tensors.push_back(t);
     return (int)p.tensors.size() - 1;
 }
 
 Step step_of(Program &p, const Descriptor *d) {
     Step s = {POINTWISE, 0, 0, NO_TENSOR, NO_TENSOR, NO_TENSOR, NO_TENSOR};
+
     if (d->type == CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR) {
         const Descriptor *kind = d->refers(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
         s.mode = kind->value<int>(CUDNN_ATTR_POINTWISE_MODE, -1);
@@ -167,6 +170,7 @@ Step step_of(Program &p, const Descriptor *d) {
         s.x = place_of(p, d->refers(CUDNN_ATTR_OPERATION_RESHAPE_XDESC));
         s.y = place_of(p, d->refers(CUDNN_ATTR_OPERATION_RESHAPE_YDESC));
     }
+
     return s;
 }
 
@@ -193,17 +197,20 @@ bool make_program(Descriptor *graph) {
         p->steps.push_back(step_of(*p, d));
     }
     if (!is_in_order(*p)) return false;
-    // As on most GPUs: where a matmul writes dQ, the scores are kept, as elements of 16 bits. They
-    // are what is square.
+
+    // The workspace is as on most GPUs: where a matmul writes dQ, the scores are kept, as elements
+    // of 16 bits. They are the square tensors.
     if (strcmp(p->form(), "stored") == 0)
         for (const Tensor4 &t : p->tensors)
             if (t.is_virtual && t.dims[2] == t.dims[3])
                 p->workspace = t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3] * 2;
+
     for (const Step &s : p->steps) { // dK and dV of each head of q, before they are added up
         const Tensor4 &x = p->tensors[(size_t)s.x], &y = p->tensors[(size_t)s.y];
         if (s.kind == REDUCTION && x.dims[1] != y.dims[1])
             p->workspace += x.extent() * (int64_t)x.element();
     }
+
     graph->program = p;
     return true;
 }
@@ -257,6 +264,7 @@ bool has(const Descriptor *d, std::initializer_list<cudnnBackendAttributeName_t>
 cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
     Descriptor *d = (Descriptor *)descriptor;
     if (!d || d->finalized) return CUDNN_STATUS_BAD_PARAM;
+
     bool ok = true;
     const Descriptor *from = nullptr;
     switch (d->type) {
@@ -295,6 +303,7 @@ cudnnStatus_t finalize(cudnnBackendDescriptor_t descriptor) {
         d->finalized = true;
         return CUDNN_STATUS_SUCCESS; // kinds of operations, operations, knobs, packs
     }
+
     if (from) d->program = from->program;
     const bool needs_program = d->type != CUDNN_BACKEND_TENSOR_DESCRIPTOR &&
                                d->type != CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR;
@@ -364,12 +373,14 @@ bool fits(const Tensor4 &t, const char *p) {
         sim::set_error(cudaSuccess, "cuDNN: no pointer for tensor %d", (int)t.id);
         return false;
     }
+
     if (t.by_value) return true;
     if ((uintptr_t)p % (uintptr_t)t.alignment) {
         sim::set_error(cudaSuccess, "cuDNN: tensor %d is not aligned to %d bytes", (int)t.id,
                        (int)t.alignment);
         return false;
     }
+
     if (sim::memory_kind(p, (size_t)t.extent() * t.element()) == sim::DEVICE) return true;
     sim::set_error(cudaSuccess, "cuDNN: tensor %d is not within one allocation of the device",
                    (int)t.id);

@@ -1,5 +1,5 @@
-// What the simulated cuDNN can be asked for, and what it tells tests. C and C++. Without
-// SIM_CUDNN there is no cuDNN.
+// The simulated cuDNN can be asked for this, and it tells tests this. C and C++. Without SIM_CUDNN
+// there is no cuDNN.
 //   SIM_CUDNN=1                  cuDNN 9.19.0 is found
 //   SIM_CUDNN=92500              the same, of this version
 //   SIM_CUDNN=1,slow             kernels are slower than own ones, by the clock of sim_set_clock

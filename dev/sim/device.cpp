@@ -223,6 +223,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int device)
         {cudaDevAttrL2CacheSize, 1 << 20}, // far below a real one: tests copy little
         {cudaDevAttrMaxSharedMemoryPerBlockOptin, m.shared_per_block},
     };
+
     for (const auto &a : attributes) {
         if (a.attribute != which) continue;
         *value = a.value;

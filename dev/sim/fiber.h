@@ -58,6 +58,7 @@ static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fibe
 #ifdef SIM_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->stack_bytes);
 #endif
+
 #ifndef SIM_UCONTEXT
     void **save = &from->stack_pointer, *target = to->stack_pointer;
     asm volatile("leaq -128(%%rsp), %%rsp\n\t"
@@ -79,6 +80,7 @@ static inline __attribute__((always_inline)) void fiber_switch(Fiber *from, Fibe
 #else
     swapcontext(&from->context, &to->context);
 #endif
+
     fiber_started(from);
 }
 } // namespace sim

@@ -198,11 +198,13 @@ static void block_of_columns(const Gemm &g, const float *panels, int64_t first, 
     for (int64_t group = 0; group < groups; group++)
         pack(&b[group * COLUMNS * g.k], COLUMNS, g.b, !g.b.transposed, first + group * COLUMNS,
              std::min<int64_t>(COLUMNS, count - group * COLUMNS), g.k, g.tf32);
+
     for (int64_t i = 0; i < g.m; i += ROWS)
         for (int64_t j = 0; j < count; j += COLUMNS) {
             const int64_t rows = std::min<int64_t>(ROWS, g.m - i),
                           columns = std::min<int64_t>(COLUMNS, count - j);
             float sums[COLUMNS][ROWS];
+
             for (int s = 0; s < g.splits; s++) {
                 const int64_t begin = part_begin(g, s);
                 const float *left = panels + i * g.k + begin * ROWS,
@@ -216,6 +218,7 @@ static void block_of_columns(const Gemm &g, const float *panels, int64_t first, 
                     memcpy(g.partials + (s * g.n + first + j + column) * g.m + i, sums[column],
                            rows * sizeof(float));
             }
+
             for (int64_t column = 0; column < columns; column++)
                 for (int64_t row = 0; row < rows; row++) {
                     float sum = sums[column][row];

@@ -73,11 +73,13 @@ cudaError_t capture_wait(CUstream_st *stream, const CUevent_st *event) {
     if (stream->capture && stream->capture != event->capture)
         return capture_break(capture, cudaErrorStreamCaptureMerge,
                              "cudaStreamWaitEvent that joins two captures");
+
     if (!stream->capture) {
         stream->capture = event->capture;
         stream->last.clear();
         capture->streams.push_back(stream);
     }
+
     for (size_t node : event->last)
         if (std::find(stream->last.begin(), stream->last.end(), node) == stream->last.end())
             stream->last.push_back(node);
@@ -88,6 +90,7 @@ cudaError_t capture_wait(CUstream_st *stream, const CUevent_st *event) {
 static bool is_joined(const Capture &capture) {
     std::vector<bool> reached(capture.nodes.size());
     std::vector<size_t> open = capture.origin->last;
+
     while (!open.empty()) {
         const size_t node = open.back();
         open.pop_back();
@@ -96,6 +99,7 @@ static bool is_joined(const Capture &capture) {
         open.insert(open.end(), capture.nodes[node]->after.begin(),
                     capture.nodes[node]->after.end());
     }
+
     for (const CUstream_st *stream : capture.streams)
         for (size_t node : stream->last)
             if (!reached[node]) return false;
@@ -115,10 +119,12 @@ static cudaError_t end_capture(CUstream_st *origin, cudaGraph_t *graph) {
         capture->thread != std::this_thread::get_id())
         return set_error(cudaErrorStreamCaptureWrongThread,
                          "cudaStreamEndCapture: on another thread than the begin");
+
     const bool joined = is_joined(*capture);
     capture->ended = true;
     for (CUstream_st *stream : capture->streams) stream->capture = nullptr;
     captures().erase(std::find(captures().begin(), captures().end(), capture));
+
     if (setting_is("SIM_CAPTURE", "refused"))
         capture->invalid = true; // as by a driver with a defect
     if (capture->invalid) return set_error(cudaErrorStreamCaptureInvalidated);
@@ -126,15 +132,16 @@ static cudaError_t end_capture(CUstream_st *origin, cudaGraph_t *graph) {
         return set_error(cudaErrorStreamCaptureUnjoined,
                          "cudaStreamEndCapture: work of another stream was not joined to the "
                          "origin by an event");
+
     *graph = new CUgraph_st{capture->nodes};
     return cudaSuccess;
 }
 
 // -------------------------------------------------------------------------------------- the graphs
 
-// Of all orders that respect the dependencies the one furthest from that of the recording: of the
-// nodes that may run, the last. A dependency that is missing so shows at every replay. Work of one
-// stream keeps its order.
+// The function returns, of all orders that respect the dependencies, the one furthest from the
+// order of the recording: of the nodes that may run, it takes the last. A missing dependency so
+// shows at every replay. Work of one stream keeps its order.
 static std::vector<size_t> run_order(const Nodes &nodes) {
     std::vector<size_t> order, missing(nodes.size());
     std::vector<std::vector<size_t>> before(nodes.size());
@@ -142,9 +149,11 @@ static std::vector<size_t> run_order(const Nodes &nodes) {
         missing[i] = nodes[i]->after.size();
         for (size_t earlier : nodes[i]->after) before[earlier].push_back(i);
     }
+
     std::vector<size_t> ready;              // a heap, the largest index on top
     for (size_t i = nodes.size(); i-- > 0;) // from the largest: a heap already
         if (missing[i] == 0) ready.push_back(i);
+
     while (!ready.empty()) {
         std::pop_heap(ready.begin(), ready.end());
         const size_t node = ready.back();
@@ -171,6 +180,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
     if (stream->capture)
         return set_error(cudaErrorIllegalState,
                          "cudaStreamBeginCapture: the stream is captured already");
+
     auto capture = std::make_shared<Capture>();
     capture->origin = stream;
     capture->mode = mode;

@@ -76,9 +76,11 @@ static void read_settings() {
 #ifdef SIM_MSAN
     __msan_set_death_callback(print_place);
 #endif
+
     signal(SIGABRT, on_abort); // also for assert() in a kernel
     time_limit = setting("SIM_TIMEOUT") ? atoi(setting("SIM_TIMEOUT")) : 100;
     signal(SIGPROF, on_timer);
+
     const char *order = setting("SIM_SCHED");
     if (!order) return;
     if (strcmp(order, "fwd") == 0)
@@ -145,12 +147,14 @@ static void run_blocks(void *argument) {
     Grid *grid = (Grid *)argument;
     Block *b = block_of_this_thread();
     block_begin_grid(b, grid->launch);
+
     for (;;) {
         const uint64_t first = grid->next.fetch_add(grid->per_turn);
         for (uint64_t i = first; i < first + grid->per_turn && i < grid->blocks; i++)
             block_run(b, block_index(*grid, i));
         if (first + grid->per_turn >= grid->blocks) break;
     }
+
     block_end_grid(b);
     while (adding.test_and_set()) {}
     total.blocks += b->counts.blocks;
@@ -167,6 +171,7 @@ static void run_grid(const Launch &l) {
     if (++launches == failing) launch_fails();
     if (sticky_error()) return;
     clock_advance(KERNEL_MS);
+
     Grid grid = {&l, (uint64_t)l.grid.x * l.grid.y * l.grid.z, 7919, 1, {0}};
     while (std::gcd(grid.stride, grid.blocks) != 1) grid.stride++;
     const auto begin = std::chrono::steady_clock::now();
@@ -174,9 +179,11 @@ static void run_grid(const Launch &l) {
     int workers = schedule.asked_for || threads < 4096 ? 1 : worker_count();
     if ((uint64_t)workers > grid.blocks) workers = (int)grid.blocks;
     grid.per_turn = grid.blocks / (16 * (uint64_t)workers) + 1;
+
     set_timer(time_limit * workers);
     run_on_workers(workers, run_blocks, &grid);
     set_timer(0);
+
     if (!profiling()) return;
     KernelTime &time = (*kernel_times)[readable_name(l.kernel)];
     time.launches++;

@@ -82,10 +82,12 @@ const char *readable_name(Kernel *k) {
     char *name = abi::__cxa_demangle(k->name, nullptr, &bytes, &status);
     if (!name) return k->readable = strdup(k->name);
     msan_initialised(name, bytes); // written by libstdc++, which is not instrumented
+
     // "void scale<float, 4>(float*)" -> "scale<float, 4>"
     const char *begin = strncmp(name, "void ", 5) == 0 ? name + 5 : name, *end = begin;
     for (int depth = 0; *end && (*end != '(' || depth > 0); end++)
         depth += (*end == '<') - (*end == '>');
+
     k->readable = strndup(begin, (size_t)(end - begin));
     free(name);
     return k->readable;
@@ -100,9 +102,9 @@ static cudaError_t refuse(const Stub &stub, cudaError_t error, const char *reaso
 
 // ------------------------------------------------------------------------------------ fat binaries
 
-// What nvcc puts into a program. The wrapper is described in the toolkit's fatbinary_section.h; the
-// container itself is not documented: 16 bytes, then entries of a header (kind, its own size, the
-// size of what follows, architecture) and the code.
+// These are the structures that nvcc puts into a program. The wrapper is described in the toolkit's
+// fatbinary_section.h; the container itself is not documented: 16 bytes, then entries of a header
+// (kind, its own size, the size of what follows, architecture) and the code.
 enum : uint32_t { WRAPPER_MAGIC = 0x466243b1, CONTAINER_MAGIC = 0xba55ed50 };
 struct Wrapper {
     uint32_t magic, version;
@@ -125,6 +127,7 @@ static Binary *read_binary(const void *p) {
     if (w->magic != WRAPPER_MAGIC ||
         (memcpy(&c, w->container, sizeof c), c.magic != CONTAINER_MAGIC))
         fatal("a fat binary in a format that is not known: was it made by another nvcc?");
+
     Binary *binary = new Binary;
     const char *at = w->container + c.header_bytes, *end = at + c.bytes;
     while (at < end) {
@@ -329,12 +332,14 @@ cudaError_t cudaFuncSetAttribute(const void *function, cudaFuncAttribute which, 
     if (!stub->kernel) return set_error(cudaErrorNoKernelImageForDevice);
     if (cudaError_t error = load(stub)) return error;
     if (which != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+
     if (value < 0 || value + (int)stub->kernel->static_shared > device_model().shared_per_block)
         return set_error(cudaErrorInvalidValue,
                          "%s: %d bytes of dynamic shared memory asked for beside %u static ones, a "
                          "block may have %d",
                          readable_name(stub->kernel), value, stub->kernel->static_shared,
                          device_model().shared_per_block);
+
     stub->kernel->max_dynamic = value;
     return cudaSuccess;
 }
@@ -346,6 +351,7 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *function) {
     const Kernel *k = stub->kernel;
     if (!k) return set_error(cudaErrorNoKernelImageForDevice);
     if (cudaError_t error = load(stub)) return error;
+
     a->sharedSizeBytes = k->static_shared;
     a->maxThreadsPerBlock = (int)k->max_threads;
     a->maxDynamicSharedSizeBytes = max_dynamic(k);

@@ -67,6 +67,7 @@ uint64_t memory_changes;
 bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes) {
     const Allocation *a = find((const void *)(uintptr_t)address, size);
     if (!a) return false;
+
     const char *low = a->begin,
                *high = a->begin + a->bytes; // from the gap before it to the one behind it
     for (const Allocation &gap : forbidden)
@@ -74,6 +75,7 @@ bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64
             high = std::min<const char *>(high, gap.begin);
         else
             low = std::max<const char *>(low, gap.begin + gap.bytes);
+
     *begin = (uint64_t)(uintptr_t)low;
     *bytes = (uint64_t)(high - low);
     return true;
@@ -120,6 +122,7 @@ static void *region_take(size_t bytes) {
         if (p == MAP_FAILED) fatal("no address space for protected memory");
         region.begin = (char *)(((uintptr_t)p + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
     }
+
     const size_t page = region_page(bytes);
     region.used = (region.used + page - 1) / page * page;
     void *p = region.begin + region.used;
@@ -162,6 +165,7 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     if (!p) return set_error(cudaErrorInvalidValue);
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
+
     static const int failing = setting_number("SIM_FAIL_ALLOC", 0);
     static int number;
     if (++number == failing)
@@ -169,6 +173,7 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
                          call, bytes);
     if (kind == DEVICE && (bytes > free_bytes() || device_room(bytes) > free_bytes()))
         return set_error(cudaErrorMemoryAllocation);
+
     void *fresh = nullptr;
     const bool in_region = kind == DEVICE && is_protected();
     if (in_region) {
@@ -177,12 +182,14 @@ static cudaError_t allocate(const char *call, void **p, size_t bytes, MemoryKind
     } else if (posix_memalign(&fresh, 256, bytes)) {
         return set_error(cudaErrorMemoryAllocation);
     }
+
     quiet_fill(fresh, 0xff, bytes);
     if (in_region && !region.open) mprotect(fresh, region_room(bytes), PROT_NONE);
     msan_uninitialised(fresh, bytes);
     allocations().insert(first_behind(fresh), {(char *)fresh, bytes, kind});
     memory_changes++;
     if (kind == DEVICE) device_bytes += device_room(bytes);
+
     *p = fresh;
     return cudaSuccess;
 }
@@ -192,9 +199,11 @@ static cudaError_t release(const char *call, void *p, MemoryKind kind) {
     if (cudaError_t error = capture_forbids(call)) return error;
     step_forbids(call, "frees memory, which waits for the device");
     streams_drain_all();
+
     Allocation *a = find(p, 0);
     if (!a || a->begin != p || a->kind != kind)
         return set_error(cudaErrorInvalidValue, "%s: %p was not allocated this way", call, p);
+
     if (kind == DEVICE) device_bytes -= device_room(a->bytes);
     sim_allow(a->begin, a->bytes);
     if (kind == DEVICE && is_protected())
@@ -232,7 +241,7 @@ static cudaError_t check_copy(const char *call, void *dst, const void *src, size
                      call);
 }
 
-// What comes from the host may have been written by code that is not instrumented: it counts as
+// Code that is not instrumented may have written what comes from the host: it counts as
 // initialised.
 static void copy_bytes(void *dst, const void *src, size_t bytes, bool from_host) {
     tsan_reads(src, bytes), tsan_writes(dst, bytes);

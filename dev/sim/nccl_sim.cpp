@@ -29,7 +29,7 @@
 //   SIM_NCCL_DIR=DIR         instead of /dev/shm
 //   SIM_NCCL_TIMEOUT=N       seconds until a process that does not come is a ncclRemoteError
 //                            (default 60)
-// As with NCCL, a collective that failed or never ends keeps its stream busy until ncclCommAbort.
+// A collective that failed or never ends keeps its stream busy until ncclCommAbort, as with NCCL.
 // A host call that waits for it ends the program after SIM_NCCL_TIMEOUT.
 #include "dev/sim/runtime.h"
 #include "dev/sim/sanitizers.h"
@@ -93,6 +93,7 @@ bool is_none() {
 Settings read_settings() {
     Settings s;
     const std::string list = sim::setting("SIM_NCCL") ? sim::setting("SIM_NCCL") : "";
+
     for (size_t begin = 0, end; begin < list.size(); begin = end + 1) {
         end = std::min(list.find(',', begin), list.size());
         const std::string item = list.substr(begin, end - begin),
@@ -208,6 +209,7 @@ void ncclComm::leave() {
     fall_silent();
     bool last = true;
     for (int r = 0; r < size; r++) last = last && (r == rank || gone(r));
+
     DIR *files = opendir(directory.c_str());
     if (!files) return;
     const std::string to_me = "-" + std::to_string(rank);
@@ -217,6 +219,7 @@ void ncclComm::leave() {
                           name.compare(name.size() - to_me.size(), name.npos, to_me) == 0;
         if (name[0] != '.' && (last || mine)) unlink(file(name).c_str());
     }
+
     closedir(files);
     if (last) rmdir(directory.c_str());
 }
@@ -274,7 +277,7 @@ std::string describe(const Header &h) {
            (h.receives < 0 ? "no ncclRecv" : "ncclRecv" + of(h.receives));
 }
 
-// What goes to one process and comes from it.
+// A part goes to one process and comes from it.
 struct Part {
     const char *send = nullptr;
     char *receive = nullptr;
@@ -334,6 +337,7 @@ void Collective::check_memory() const {
             (received && sim::memory_kind(p.receive, received) != sim::DEVICE))
             fatal("%s: a buffer is not within one allocation of the device", name_of(call));
     }
+
     for (size_t r = 0; r < parts.size(); r++)
         for (const Part &out : parts) {
             const char *to = parts[r].receive;
@@ -373,11 +377,13 @@ void Collective::send() {
     waits_since = 0;
     silent = call != FINALIZE && number == comm->settings.silent;
     for (Message &m : messages) m.drop();
+
     if (comm->aborted || comm->error != ncclSuccess) return;
     if (call != FINALIZE && number == comm->settings.fail)
         comm->fail(ncclSystemError, "SIM_NCCL: collective " + std::to_string(number) + " fails");
     if (silent || comm->error != ncclSuccess) return comm->fall_silent();
     check_memory();
+
     std::vector<int> order;
     for (int i = 1; i < comm->size; i++) order.push_back((comm->rank + i) % comm->size);
     std::mt19937_64 random(comm->settings.seed * 1000003 + number * 1009 + (uint64_t)comm->rank);
@@ -395,6 +401,7 @@ bool Collective::take_message(int from) {
     const int f = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (f < 0) return false;
     unlink(path.c_str());
+
     struct stat st;
     Message m;
     if (fstat(f, &st) == 0) m.bytes = (size_t)st.st_size;
@@ -402,6 +409,7 @@ bool Collective::take_message(int from) {
         m.data = (char *)mmap(nullptr, m.bytes, PROT_READ, MAP_PRIVATE, f, 0);
     close(f);
     if (!m.data || m.data == MAP_FAILED) fatal("%s: not a message", path.c_str());
+
     Header theirs;
     memcpy(&theirs, m.data, sizeof theirs);
     const Header mine = header(from);
@@ -413,6 +421,7 @@ bool Collective::take_message(int from) {
               std::min(comm->rank, from), describe(lower ? mine : theirs).c_str(),
               std::max(comm->rank, from), describe(lower ? theirs : mine).c_str());
     }
+
     messages[(size_t)from] = m;
     return true;
 }
@@ -434,8 +443,10 @@ bool Collective::look(bool gone_is_fine) {
 bool Collective::ready() {
     if (comm->aborted) return true;
     if (silent || comm->error != ncclSuccess) return false;
+
     const bool first = waits_since == 0;
     if (first) waits_since = now();
+
     for (;;) {
         if (look(false)) return true;
         const double waited = now() - waits_since;
@@ -465,6 +476,7 @@ void Collective::receive() {
                                              : "SIM_NCCL=silent, or a process that does not come");
         usleep(200);
     }
+
     for (int r = 0; r < comm->size && !comm->aborted; r++) {
         const Part &p = parts[(size_t)r];
         const bool own = r == comm->rank;
@@ -476,11 +488,12 @@ void Collective::receive() {
         sim::quiet_copy(p.receive, from, n);
         sim::msan_initialised(p.receive, n);
     }
+
     for (Message &m : messages) m.drop();
 }
 
-// What streams and graphs refer to. Freed here, not by them: for ThreadSanitizer a stream is
-// another thread.
+// Streams and graphs refer to these. They are freed here, not by them: for ThreadSanitizer a stream
+// is another thread.
 std::vector<Collective *> &collectives = *new std::vector<Collective *>;
 
 Collective *new_collective(Comm comm, Call call, int type, const std::vector<Part> &parts) {
@@ -499,12 +512,14 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
         fatal("%s: one stream is simulated", name_of(work->call));
     comm->stream = stream;
     comm->has_stream = true;
+
     work->check_memory();
     if (!comm->has_buffers && !sim::take_memory("SIM_NCCL_MB", 20)) {
         comm->fail(ncclUnhandledCudaError, "Cuda failure 2 'out of memory'");
         return comm->error;
     }
     comm->has_buffers = true;
+
     const auto proceed = [=] {
         const auto receive = [](void *p) { ((Collective *)p)->receive(); };
         const auto release = [](void *p) { ((Collective *)p)->released = true; };
@@ -517,6 +532,7 @@ ncclResult_t enqueue(Collective *work, cudaStream_t stream) {
         sim::stream_is_collective(stream, comm->size > 1 ? comm->blocks : 0);
         return true;
     };
+
     if (comm->settings.in_progress) return later(comm, proceed);
     proceed();
     return comm->error == ncclUnhandledCudaError ? comm->error : ncclSuccess;
@@ -539,6 +555,7 @@ ncclResult_t run_group() {
     if (group.empty()) return ncclSuccess;
     const std::vector<Transfer> transfers = std::move(group);
     group.clear();
+
     const Transfer &first = transfers[0];
     std::vector<Part> parts((size_t)first.comm->size);
     for (const Transfer &t : transfers) {
@@ -552,6 +569,7 @@ ncclResult_t run_group() {
         else
             p.receive = t.buffer, p.receives = t.count;
     }
+
     const Part &own = parts[(size_t)first.comm->rank];
     if (own.sends != own.receives)
         fatal("a process sends itself %lld elements and receives %lld", (long long)own.sends,

@@ -203,6 +203,7 @@ template <int K> static double truncating_sum(const float *a, const float *b, do
     static const int gpu = sim::device_model().compute_capability;
     const int most = gpu < 80 ? 4 : gpu < 90 ? 8 : 16, more_bits = gpu < 80 ? 0 : gpu < 90 ? 1 : 2;
     const int count = most < K ? most : K;
+
     for (int first = 0; first < K; first += count) {
         double term[17], plain = c, largest = fabs(c);
         for (int k = 0; k < count; k++) {
@@ -210,6 +211,7 @@ template <int K> static double truncating_sum(const float *a, const float *b, do
             largest = fmax(largest, fabs(term[k]));
             plain += term[k];
         }
+
         term[count] = c;
         c = plain;
         if (!(largest > 0 && fabs(plain) < (double)INFINITY)) continue; // zeros, infinities, NaN

@@ -1,6 +1,6 @@
-// What translated kernels call (translate.py writes the calls): memory with the checks of the
-// hardware, operations of warps and blocks, conversions, rounding. Written from the PTX ISA. #line
-// in the translation makes LINE and FILE the place in the .cu file.
+// Translated kernels call these functions (translate.py writes the calls): memory with the checks
+// of the hardware, operations of warps and blocks, conversions, rounding. They are written from the
+// PTX ISA. #line in the translation makes LINE and FILE the place in the .cu file.
 #pragma once
 #include "dev/sim/threads.h"
 #include <math.h>
@@ -25,7 +25,7 @@ enum : uint32_t {
     SHARED_BASE = 1024
 }; // where a block's window of shared memory begins; below it is the system's
 
-// Of the block that runs on this OS thread: its shared memory, from SHARED_BASE to shared_end.
+// The shared memory of the block that runs on this OS thread goes from SHARED_BASE to shared_end.
 extern __thread char *shared_bytes;
 extern __thread uint32_t shared_end;
 

@@ -14,7 +14,7 @@ namespace sim {
 cudaError_t set_error(cudaError_t error);
 cudaError_t set_error(cudaError_t error, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-// What every call returns once a kernel has failed: errors of kernels come late and stay.
+// Every call returns this error once a kernel has failed: errors of kernels come late and stay.
 // SIM_STICKY=n: launch n fails.
 cudaError_t sticky_error();
 void launch_fails();
@@ -32,15 +32,16 @@ bool setting_is(const char *name,
 // ------------------------------------------------------------------------------------------ memory
 
 enum MemoryKind { PAGEABLE, PINNED, DEVICE };
-// What the bytes p..p+bytes-1 belong to; PAGEABLE for what the runtime did not hand out.
+// The function says which kind of memory the bytes p..p+bytes-1 belong to; PAGEABLE for what the
+// runtime did not hand out.
 MemoryKind memory_kind(const void *p, size_t bytes);
-// What a kernel may touch: the allocation, of the device or pinned, that holds these bytes. Changes
-// of the table of allocations are counted.
+// The function finds what a kernel may touch: the allocation, of the device or pinned, that holds
+// these bytes. Changes of the table of allocations are counted.
 bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64_t *bytes);
 extern uint64_t memory_changes;
 void add_device_variable(char *address, uint64_t bytes); // a __device__ variable
-// What a library or the driver takes for itself and never gives back: setting_number(setting) <<
-// shift bytes, none if that is unset. False: it does not fit.
+// A library or the driver takes this memory for itself and never gives it back:
+// setting_number(setting) << shift bytes, none if that is unset. False: it does not fit.
 bool take_memory(const char *setting, int shift);
 // With SIM_PROTECT=1 device memory is accessible only between open and close (calls may nest).
 void memory_open();
@@ -77,14 +78,14 @@ void stream_enqueue(cudaStream_t stream, void (*run)(void *), void *argument,
 // Whether an operation in the stream would run at once: then it may be run without stream_enqueue.
 bool stream_runs_at_once(cudaStream_t stream);
 void streams_drain_all(); // runs everything that waits
-// What work takes by the clock of sim_set_clock.
+// These are the times of work by the clock of sim_set_clock.
 const double KERNEL_MS = 1.0, LIBRARY_MS = 0.03, SLOW_MS = 50.0;
 void clock_advance(double milliseconds);
 // Runs what the stream holds up to the first operation that is not ready. True: nothing is left.
 bool stream_advance(cudaStream_t stream);
-// What was enqueued last is a collective that takes so many multiprocessors; and what a collective
-// takes beside work that is enqueued now, because the stream does not wait for its end: 0 if there
-// is none.
+// The first function says that the last work enqueued is a collective that takes so many
+// multiprocessors. The second returns what a collective takes beside work that is enqueued now,
+// because the stream does not wait for its end: 0 if there is none.
 void stream_is_collective(cudaStream_t stream, int multiprocessors);
 int multiprocessors_taken(cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// What the simulator tells sanitizers about its stacks, its memory and the order of things. Every
+// The simulator tells sanitizers about its stacks, its memory and the order of things. Every
 // function is empty in a build without the sanitizer that it serves. ThreadSanitizer: block.cpp and
 // its like are compiled without instrumentation (they are the synchronisation), so the build says
 // SIM_TSAN. The other two sanitizers instrument the simulator as well.
@@ -94,7 +94,7 @@ inline void tsan_release(char *sync) {
     __tsan_release(sync);
 #endif
 }
-// What a library or a copy reads or writes, as an access of the stream that it runs in.
+// A library or a copy reads or writes these bytes: an access of the stream that it runs in.
 inline void tsan_reads(const void *p, size_t bytes) {
     (void)p, (void)bytes;
 #ifdef SIM_TSAN

@@ -1,6 +1,6 @@
-// What a test may ask of the simulator that a GPU would not do. C and C++. The functions are weak:
-// in a program that is not linked with dev/sim their addresses are null, so that a test may ask
-// where it runs.
+// A test may ask the simulator for these things, which a GPU would not do. C and C++. The functions
+// are weak: in a program that is not linked with dev/sim their addresses are null, so that a test
+// may ask where it runs.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,8 +41,8 @@ void sim_step_mark(void);
 void sim_step_unmark(void);
 int sim_step_violations(void);
 
-// What cudaLaunchKernel takes for the kernel of this (mangled) name; null when the program has
-// none.
+// The function returns what cudaLaunchKernel takes for the kernel of this (mangled) name; null when
+// the program has none.
 const void *sim_kernel(const char *name);
 
 // From now on nothing may touch these bytes of an allocation, until that is freed, or these bytes
@@ -52,12 +52,12 @@ void sim_allow(void *begin, uint64_t bytes); // all that was forbidden in them
 
 // From now on events take the time from this clock, which stands still but for the work of streams:
 // a kernel takes 1 ms, a call of a library 0.03 ms, and 50 ms more where it was asked to be slow.
-// What a measurement chooses then does not depend on the machine. A negative number: from the clock
-// of the machine, on which no call is slow.
+// The choice of a measurement then does not depend on the machine. A negative number: from the
+// clock of the machine, on which no call is slow.
 void sim_set_clock(double milliseconds);
 
-// What the host takes to enqueue work, in milliseconds. An event that is recorded in a stream that
-// has nothing to do is stamped so long before the work that follows it.
+// The host takes this long to enqueue work, in milliseconds. An event that is recorded in a stream
+// that has nothing to do is stamped so long before the work that follows it.
 void sim_set_launch_latency(double milliseconds);
 
 // Launches so far with programmatic stream serialisation.

@@ -68,7 +68,7 @@ static void run_as_thread(CUstream_st *stream, const Operation &operation) {
     tsan_switch(fiber);
     fiber_switch(&stream->caller, &stream->stack);
 }
-// What the stream does next comes after what `sync` stands for.
+// The next work of the stream comes after what `sync` stands for.
 static void comes_after(CUstream_st *stream, char *sync) {
     void *caller = tsan_current_fiber();
     tsan_switch(fiber_of(stream));
@@ -96,7 +96,7 @@ static bool next_is_ready(CUstream_st *stream) {
     const Operation next = stream->waiting.front();
     return !next.ready || sticky_error() || next.ready(next.argument);
 }
-// As far as it goes without waiting for another process.
+// The stream runs as far as it can without waiting for another process.
 static bool advance(CUstream_st *stream, uint64_t position) {
     while (stream->done < position && !stream->waiting.empty() && next_is_ready(stream))
         run_next(stream);
@@ -139,18 +139,21 @@ cudaError_t stream_enqueue(cudaStream_t handle, const Operation &operation) {
         operation.destroy(operation.argument);
         return error;
     }
+
     if (stream->capture) return capture_add(stream, operation);
     if (stream == &legacy_stream)
         if (cudaError_t error = capture_forbids_legacy(operation.name)) {
             operation.destroy(operation.argument);
             return error;
         }
+
     respect_legacy(stream);
     if (operation.launched) operation.launched(operation.argument, handle);
     stream->waiting.push_back(operation);
     stream->queued++;
     stream->tsan_before.push_back(std::make_unique<char>());
     tsan_release(stream->tsan_before.back().get());
+
     if (!lazy) advance(stream, stream->queued);
     return cudaSuccess;
 }
@@ -227,6 +230,7 @@ static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned
         event->last = stream->last;
         return cudaSuccess;
     }
+
     respect_legacy(stream);
     if (!stream->capture) event_follows(event, stream);
     // One that is recorded at every replay speaks for the last one.
@@ -236,6 +240,7 @@ static cudaError_t record_event(cudaEvent_t event, cudaStream_t handle, unsigned
         event->milliseconds = clock_milliseconds() - early;
         tsan_release((external ? event->tsan_sync : sync).get());
     });
+
     if (stream->capture) stream->capture->nodes.back()->event = event;
     return error;
 }
@@ -250,6 +255,7 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
     if (stream->capture && flags != cudaEventWaitExternal)
         return capture_break(stream->capture.get(), cudaErrorStreamCaptureIsolation,
                              "cudaStreamWaitEvent for an event recorded outside");
+
     struct Wait {
         CUstream_st *source;
         uint64_t position;
@@ -265,9 +271,11 @@ static cudaError_t wait_event(cudaStream_t handle, cudaEvent_t event, unsigned f
         return advance(wait->source, wait->position);
     };
     Wait *wait = new Wait{event->stream, event->position, event->tsan_sync};
+
     for (const auto &[before, position] : event->stream->follows)
         stream->follows[before] = std::max(stream->follows[before], position);
     stream->follows[event->stream] = std::max(stream->follows[event->stream], event->position);
+
     return stream_enqueue(handle, {"cudaStreamWaitEvent", run, wait,
                                    [](void *argument) { delete (Wait *)argument; }, ready});
 }
@@ -335,8 +343,8 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     tsan_acquire(&stream->tsan_after);
     return sticky_error();
 }
-// Not ready means: one more operation has run meanwhile, unless that needs another process. So who
-// polls gets there.
+// cudaErrorNotReady means that one more operation has run meanwhile, unless that needs another
+// process. So who polls gets there.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
     CUstream_st *stream = stream_of(handle);
     if (stream->capture)

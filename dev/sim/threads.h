@@ -1,5 +1,6 @@
-// What a CUDA thread on the CPU may ask for: its place in the grid, and the meetings of threads in
-// operations of a warp or a block. And what a translated kernel is. block.cpp runs the threads.
+// A CUDA thread on the CPU may ask for its place in the grid and for the meetings of threads in
+// operations of a warp or a block. The header also says what a translated kernel is. block.cpp runs
+// the threads.
 #pragma once
 #include <cuda_runtime.h>
 #include <stdint.h>
@@ -47,7 +48,7 @@ struct Module { // of one architecture
 
 // ---------------------------------------------------------------------------------------- meetings
 
-// What the last lane that arrives computes for all: value and argument of the participating lanes
+// The last lane that arrives computes this for all: value and argument of the participating lanes
 // -> result of each.
 typedef void (*CompleteFn)(const uint64_t *value, const unsigned *argument, unsigned lanes,
                            uint64_t *result);

@@ -62,7 +62,9 @@ void run_on_workers(int threads, void (*f)(void *), void *argument) {
         pthread_cond_broadcast(&work_came);
         pthread_mutex_unlock(&mutex);
     }
+
     f(argument);
+
     if (threads > 1) {
         pthread_mutex_lock(&mutex);
         // Workers that have not woken by now would find nothing left to do.

@@ -38,6 +38,7 @@ static void exchange_prepare(int size) {
                                  MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (exchange.all == MAP_FAILED || exchange.outgoing == MAP_FAILED) perror("mmap"), abort();
     }
+
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
@@ -98,14 +99,17 @@ WEAK bool device_comm_wait(int request, Error *err) {
     REQUIRE(request >= 0 && request < DEVICE_COMM_REQUESTS && exchange.requests[request].in_flight,
             "request %d is not in flight", request);
     exchange.requests[request].in_flight = false;
+
     const Range *parts = exchange.requests[request].parts, own = parts[exchange.rank];
     const bool gathers = exchange.requests[request].recv == NULL;
     const char *send = exchange.requests[request].send;
     char *mine = exchange.outgoing + (size_t)exchange.rank * EXCHANGE_BYTES,
          *recv = exchange.requests[request].recv;
+
     for (int r = 0; r < exchange.size; r++)
         if (!gathers || r == exchange.rank)
             memcpy(mine + parts[r].begin, send + parts[r].begin, (size_t)range_size(parts[r]));
+
     pthread_barrier_wait(exchange.all);
     for (int r = 0; r < exchange.size; r++) {
         const char *theirs = exchange.outgoing + (size_t)r * EXCHANGE_BYTES;
@@ -115,6 +119,7 @@ WEAK bool device_comm_wait(int request, Error *err) {
             memcpy((char *)(uintptr_t)send + parts[r].begin, theirs + parts[r].begin,
                    (size_t)range_size(parts[r]));
     }
+
     pthread_barrier_wait(exchange.all); // all have read: the memory may be written again
     return true;
 }

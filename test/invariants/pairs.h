@@ -44,6 +44,7 @@ static bool pairs_fill(const Pairs *p, Row *row) {
     int d = 0;
     while (d < DIMENSIONS && row->values[d] != ANY) d++;
     if (d == DIMENSIONS) return true;
+
     bool tried[MOST_VALUES] = {false};
     for (;;) {
         int best = ANY, most = -1;

@@ -18,8 +18,8 @@ enum {
     DIMENSIONS
 };
 
-// What does not go together: a value that has a bit, and one of another dimension with that bit in
-// `not_with`.
+// The bits say what does not go together: a value that has a bit, and one of another dimension with
+// that bit in `not_with`.
 enum {
     HAS_ODD_SIZES = 1, // that are no multiples of 16, which fp8 needs
     HAS_WHOLE = 2,     // an optimizer of whole matrices, which --offload does not cut
@@ -132,8 +132,8 @@ static const Value context_values[] = {
     {"-t 48 --threads 2"},
 };
 
-// What must not matter. `more` comes after the words of the run, `environment` is that of the other
-// run alone.
+// An invariant is what must not matter. `more` comes after the words of the run, `environment` is
+// that of the other run alone.
 typedef enum {
     OTHER,   // the same run, with more
     SPELLED, // the same run in other words
@@ -153,7 +153,7 @@ typedef struct {
     Where where;
 } Invariant;
 
-// What so many processes cannot divide.
+// These values are what so many processes cannot divide.
 enum {
     NOT_BY_2 = HAS_1_GROUP | HAS_3_GROUPS,
     NOT_BY_3 = HAS_1_GROUP | HAS_2_GROUPS | HAS_4_GROUPS,

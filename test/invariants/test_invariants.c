@@ -1,7 +1,8 @@
-// What must not change a bit of a run does not: a resume, what the backward pass computes again,
-// where the optimizer's state lives, who computes a part of a step, who watches, in which words it
-// was said. For every pair of values that a run may be made of (table.h) there is a row; with
-// TEST_INVARIANTS=all each family, optimizer and precision meets every invariant.
+// The tests prove that a run keeps every bit where it has to: after a resume, whatever the backward
+// pass computes again, wherever the optimizer's state lives, whoever computes a part of a step,
+// whoever watches, in whichever words it was said. For every pair of values that a run may be made
+// of (table.h) there is a row; with TEST_INVARIANTS=all each family, optimizer and precision meets
+// every invariant.
 //
 // A run is the trainer itself, in a process that fork makes (trainer.h); what is compared are its
 // log and its files.
@@ -51,11 +52,13 @@ static void row_words(const Row *row, bool otherwise, char *words, size_t size) 
     int n = snprintf(words, size, "-o run -n 0 -v 0 -s 0 --tokenizer none");
     if (is_simulated())
         n += snprintf(words + n, size - (size_t)n, " -ge 0"); // a fused GELU is not repeated
+
     for (int d = 0; d < INVARIANT; d++) {
         const Value *v = value_of(d, row->values[d]);
         n += snprintf(words + n, size - (size_t)n, " %s",
                       otherwise && v->again ? v->again : v->words);
     }
+
     n += snprintf(words + n, size - (size_t)n, " -d %lld",
                   (long long)(step_values[row->values[STEP]].windows * T));
     if ((size_t)n >= size) fail_msg("the words of a row are too long");
@@ -65,7 +68,7 @@ static void row_words(const Row *row, bool otherwise, char *words, size_t size) 
 
 enum { WORDS = 1024, LOG = 4096 };
 
-// What a run leaves.
+// A run leaves this.
 typedef struct {
     char losses[LOG]; // and norms, rates and scales, by step
     int steps;
@@ -85,6 +88,7 @@ static void read_log(const char *directory, Ending *o) {
     size_t n = 0;
     snprintf(path, sizeof path, "%s/run/main.log", directory);
     AUTO_FREE char *log = read_text(path);
+
     for (char *line = strtok(log, "\n"); line; line = strtok(NULL, "\n")) {
         cJSON *event = cJSON_Parse(line);
         if (n > sizeof o->losses / 2) fail_msg("%s: more steps than there is room for", path);
@@ -96,6 +100,7 @@ static void read_log(const char *directory, Ending *o) {
                                   number_text(event, "lr", text[2]),
                                   number_text(event, "loss_scale", text[3]));
         }
+
         if (event && strcmp(json_string(event, "event"), "validation") == 0) {
             cJSON_DeleteItemFromObjectCaseSensitive(event, "time");
             cJSON_DeleteItemFromObjectCaseSensitive(event, "seconds");
@@ -103,6 +108,7 @@ static void read_log(const char *directory, Ending *o) {
             o->evaluations = XXH3_64bits_withSeed(said, strlen(said), o->evaluations);
             cJSON_free(said);
         }
+
         cJSON_Delete(event);
     }
 }
@@ -135,6 +141,7 @@ static Ending ending_of(const char *directory) {
     glob_t checkpoints = files_like(directory, "run/step_*");
     if (checkpoints.gl_pathc == 0) fail_msg("%s: no checkpoint", directory);
     glob_t files = files_like(checkpoints.gl_pathv[checkpoints.gl_pathc - 1], "*");
+
     for (size_t i = 0; i < files.gl_pathc; i++) {
         size_t n;
         AUTO_FREE unsigned char *bytes = read_bytes(files.gl_pathv[i], &n);
@@ -145,6 +152,7 @@ static Ending ending_of(const char *directory) {
         else
             o.weights = XXH3_64bits_withSeed(bytes, n, o.weights);
     }
+
     globfree(&files);
     globfree(&checkpoints);
     read_log(directory, &o);
@@ -186,8 +194,10 @@ static const Ending *plain(const char *words) {
         Ending ending;
     } * known;
     static int count;
+
     for (int i = 0; i < count; i++)
         if (strcmp(known[i].words, words) == 0) return &known[i].ending;
+
     const Ending made = ending_of_run(words, "", 1);
     if (made.steps < 3) fail_msg("%d steps are too few to compare: %s", made.steps, words);
     known = realloc(known, (size_t)(count + 1) * sizeof *known);
@@ -215,6 +225,7 @@ static int setup(void **state) {
     static const char *const corpora[] = {"web", "code", "more"};
     char name[64];
     tmp_setup(state);
+
     mkdir(tmp_file("data"), 0777);
     for (int i = 0; i < LENGTH(corpora); i++) {
         snprintf(name, sizeof name, "data/%s", corpora[i]);
@@ -224,6 +235,7 @@ static int setup(void **state) {
         snprintf(name, sizeof name, "data/%s/val_0.bin", corpora[i]);
         write_tokens(name, 80 * i, 1001);
     }
+
     setenv("PRETRAIN_NUMA", "0", 1);
     setenv("PRETRAIN_PROGRESS", "0", 1);
     setenv("PRETRAIN_CACHE", tmp_file("tuning"), 1); // what one run measures, all take
@@ -261,15 +273,18 @@ static const char *check_resumed(const Invariant *v, const char *words, int numb
     const TmpDir dir = run_directory();
     char saving[WORDS + 16], again[WORDS];
     const char *found = NULL;
+
     snprintf(saving, sizeof saving, "%s -n 2 -nk 0", words);
     run(dir.path, saving, "", v->first);
     snprintf(again, sizeof again, "-o run -y %s", v->value.words);
     const Ending whole = ending_of(dir.path);
     if (v->first > 1) found = difference(plain(saving), &whole, true);
+
     glob_t checkpoints = files_like(dir.path, "run/step_*");
     const size_t last = checkpoints.gl_pathc - 1;
     globfree(&checkpoints);
     if (last == 0) fail_msg("one checkpoint is too few: %s", words);
+
     for (size_t keep = takes_all() ? last : 1 + (size_t)number % last; !found && keep >= 1;
          keep--) {
         cut_back(dir.path, keep);
@@ -278,6 +293,7 @@ static const char *check_resumed(const Invariant *v, const char *words, int numb
         found = difference(&whole, &resumed, v->same_files);
         if (!takes_all()) break;
     }
+
     tmpdir_remove(&dir);
     return found;
 }
@@ -349,6 +365,7 @@ static int check_threes(int invariant) {
                     !pairs_allow(&pairs, &row, FAMILY, f))
                     continue;
                 if (!pairs_fill(&pairs, &row)) continue;
+
                 pairs_take(&pairs, &row);
                 row.values[INVARIANT] = invariant;
                 if ((f + o + p + invariant) % 3 != 0 ||
@@ -388,6 +405,7 @@ TEST(each_value_of_the_table_makes_another_run) {
     uint64_t weights[MOST];
     char words[WORDS];
     int count = 0;
+
     pairs_begin();
     for (int d = 0; d < INVARIANT; d++)
         for (int i = d == FAMILY ? 0 : 1; i < pairs.counts[d]; i++) {
@@ -396,6 +414,7 @@ TEST(each_value_of_the_table_makes_another_run) {
             row.values[d] = i;
             const bool is_same = d == KEPT || (d == UPDATE && i > 2) || (d == CONTEXT && i > 2);
             if (is_same || (d == PRECISION && i == 1) || pairs.absent[d][i]) continue;
+
             row_words(&row, false, words, sizeof words);
             weights[count] = plain(words)->weights;
             for (int other = 0; other < count; other++)
@@ -416,9 +435,11 @@ TEST(a_resume_refuses_what_would_be_another_run_by_its_name) {
     char words[WORDS], again[WORDS], path[PATH_MAX];
     const Row row = {{0}};
     const TmpDir dir = run_directory();
+
     row_words(&row, false, words, sizeof words);
     run(dir.path, words, "", 1);
     snprintf(path, sizeof path, "%s/stderr", dir.path);
+
     for (int i = 0; i < LENGTH(refused); i++) {
         unlink(path);
         snprintf(again, sizeof again, "-o run -y %s -x 9", refused[i].words);
@@ -426,5 +447,6 @@ TEST(a_resume_refuses_what_would_be_another_run_by_its_name) {
         AUTO_FREE char *said = read_text(path);
         if (!strstr(said, refused[i].names)) fail_msg("%s: %s", refused[i].words, said);
     }
+
     tmpdir_remove(&dir);
 }

@@ -71,12 +71,15 @@ static int trainer_child(const char *directory, const char *arguments, const cha
                                   SIGBUS, SIGSYS, SIGABRT}; // they would go on with its tests
     static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command,
         *given; // until the process ends
+
     for (size_t i = 0; i < sizeof cmockas / sizeof *cmockas; i++) signal(cmockas[i], SIG_DFL);
     alarm(TRAINER_SECONDS); // one that waits for a process that is dead
+
     if (chdir(directory) != 0 || !freopen("stdout", "a", stdout) || !freopen("stderr", "a", stderr))
         return 99;
     if (!(given = strdup(environment)) || asprintf(&command, "train_gpt2 %s", arguments) < 0)
         return 99;
+
     for (int i = trainer_split(given, variables); i > 0; i--) putenv(variables[i - 1]);
     return trainer_main(trainer_split(command, words), words);
 }

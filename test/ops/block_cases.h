@@ -33,16 +33,19 @@ static inline void rmsnorm_backward_case(const RowsShape *c, DType dtype, DType 
              dweight = op_inout(grad, "dweight", DIMS(c->C), 1.0);
     OpTensor din_sum = op_inout(grad, "din_sum", DIMS(c->C), 1.0),
              normed = op_output(dtype, "out", DIMS(c->N, c->C));
+
     ref_rmsnorm_forward(normed.v, rstd.v, in.v, weight.v, c->N, c->C, (double)rms_eps);
     op_upload(&rstd);
     if (!add_residual) op_poison(din);
     if (!accumulate) op_poison(dweight);
     if (with_sum && !accumulate_sum) op_poison(din_sum);
+
     rmsnorm_backward(gradient_to(din.t, add_residual), gradient_to(dweight.t, accumulate),
                      with_sum ? gradient_to(din_sum.t, accumulate_sum) : gradient_none(), dout.t,
                      in.t, rstd.t, weight.t);
     ref_rmsnorm_backward(din.v, dweight.v, with_sum ? din_sum.v : NULL, dout.v, in.v, rstd.v,
                          weight.v, c->N, c->C, add_residual, accumulate, accumulate_sum);
+
     // rstd * dnorm * (1 + xhat^2), of which nothing is left where a row has one value.
     const double terms = layernorm_terms(in.v, rstd.v, c, 2.0);
     op_check_terms(din, dtype, DTYPE_FP32, terms);
@@ -205,6 +208,7 @@ static inline void swiglu_backward_case(const RowsShape *c, DType dtype, DType g
     const bool accumulate = flags & 1, with_bias = !(flags & 2), in_place = flags & 4;
     op_begin(activation_shape(c, dtype), "swiglu_backward %s N=%d F=%d%s", dtype_name(dtype),
              (int)c->N, (int)c->C, in_place ? " in place" : "");
+
     const OpDims wide = DIMS(c->N, 2 * c->C);
     OpTensor gate_up =
         in_place ? op_inout(dtype, "gate_up", wide, 2.0) : op_input(dtype, "gate_up", wide, 2.0);
@@ -212,10 +216,12 @@ static inline void swiglu_backward_case(const RowsShape *c, DType dtype, DType g
              d = op_output(dtype, "dgate_up", wide);
     OpTensor dbias = op_inout(grad, "dbias", DIMS(2 * c->C), 1.0);
     if (with_bias && !accumulate) op_poison(dbias);
+
     ref_swiglu_backward(d.v, dout.v, gate_up.v, c->N, c->C);
     if (in_place) d.t = gate_up.t;
     swiglu_backward(d.t, with_bias ? gradient_to(dbias.t, accumulate) : gradient_none(), dout.t,
                     gate_up.t);
+
     op_check_terms(d, dtype, DTYPE_FP32, 1.0);
     if (with_bias) activation_check_bias(dbias, d, grad, accumulate);
     op_end();
@@ -237,15 +243,18 @@ static inline void relu2_backward_case(const RowsShape *c, DType dtype, DType gr
     const bool accumulate = flags & 1, with_bias = !(flags & 2), in_place = flags & 4;
     op_begin(activation_shape(c, dtype), "relu2_backward %s N=%d OC=%d%s", dtype_name(dtype),
              (int)c->N, (int)c->C, in_place ? " in place" : "");
+
     OpTensor pre = op_input(dtype, "pre", DIMS(c->N, c->C), 2.0),
              dout = op_inout(dtype, "dout", DIMS(c->N, c->C), 1.0);
     OpTensor d = op_output(dtype, "dpre", DIMS(c->N, c->C)),
              dbias = op_inout(grad, "dbias", DIMS(c->C), 1.0);
     if (with_bias && !accumulate) op_poison(dbias);
+
     ref_relu2_backward(d.v, dout.v, pre.v, c->N * c->C);
     if (in_place) d.t = dout.t;
     relu2_backward(d.t, with_bias ? gradient_to(dbias.t, accumulate) : gradient_none(), dout.t,
                    pre.t);
+
     op_check(d, dtype);
     if (with_bias) activation_check_bias(dbias, d, grad, accumulate);
     op_end();

@@ -4,9 +4,9 @@
 #include "llmc/model/model_config.h"
 #include "test/test.h"
 
-// As -e takes them; gate: with SwiGLU, which no descriptor adds to a block with LayerNorm. Fewer
-// heads of keys and values, and heads that together are narrower or wider than the model, are in
-// families and outside.
+// The descriptors are as -e takes them; gate: with SwiGLU, which no descriptor adds to a block with
+// LayerNorm. Fewer heads of keys and values, and heads that together are narrower or wider than the
+// model, are in families and outside.
 static const struct {
     const char *descriptor;
     bool gate;

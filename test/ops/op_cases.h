@@ -160,11 +160,13 @@ static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DTyp
              dbias = op_inout(grad, "dbias", DIMS(c->C), 1.0);
     OpTensor din_sum = op_inout(grad, "din_sum", DIMS(c->C), 1.0);
     OpTensor normed = op_output(dtype, "out", DIMS(c->N, c->C));
+
     ref_layernorm_forward(normed.v, mean.v, rstd.v, in.v, weight.v, bias.v, c->N, c->C, 1e-5);
     op_upload(&mean), op_upload(&rstd);
     if (!add_residual) op_poison(din);
     if (!accumulate) op_poison(dweight), op_poison(dbias);
     if (with_sum && !accumulate_sum) op_poison(din_sum);
+
     layernorm_backward(gradient_to(din.t, add_residual), gradient_to(dweight.t, accumulate),
                        gradient_to(dbias.t, accumulate),
                        with_sum ? gradient_to(din_sum.t, accumulate_sum) : gradient_none(), dout.t,
@@ -172,6 +174,7 @@ static inline void layernorm_backward_case(const RowsShape *c, DType dtype, DTyp
     ref_layernorm_backward(din.v, dweight.v, dbias.v, with_sum ? din_sum.v : NULL, dout.v, in.v,
                            mean.v, rstd.v, weight.v, c->N, c->C, add_residual, accumulate,
                            accumulate_sum);
+
     // rstd * dnorm * (1 + xhat), xhat with its own error; of two values nothing is left but that.
     op_check_terms(din, dtype, DTYPE_FP32, layernorm_terms(in.v, rstd.v, c, 2.0));
     op_check_terms(dweight, grad, DTYPE_FP32,
@@ -238,14 +241,17 @@ static inline void matmul_residual_case(const MatmulShape *c, DType dtype) {
 static inline void matmul_gelu_forward_case(const MatmulShape *c, DType dtype, bool repeat) {
     matmul_begin_again(
         c, dtype, repeat ? "matmul_gelu_forward and gelu_forward" : "matmul_gelu_forward", repeat);
+
     OpTensor in = op_input(dtype, "in", DIMS(c->N, c->IC), 1.0),
              weight = matmul_weight(dtype, c, c->IC);
     OpTensor bias = op_input(dtype, "bias", DIMS(c->OC), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(c->N, c->OC)),
              pre = op_output(dtype, "pre", DIMS(c->N, c->OC));
     OpTensor again = op_output(dtype, "gelu_forward(pre)", DIMS(c->N, c->OC));
+
     matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
     if (repeat) gelu_forward(again.t, pre.t);
+
     ref_matmul_gelu_forward(out.v, pre.v, in.v, weight.v, bias.v, c->N, c->IC, c->OC, dtype);
     op_check_terms(pre, dtype, DTYPE_FP32, 1.0);
     op_check_terms(out, dtype, dtype, 1.0);
@@ -268,15 +274,18 @@ static inline void matmul_backward_input_case(const MatmulShape *c, DType dtype)
 // of half an ulp, sqrt(2) * 1.6e-3 = 2.3e-3 in bf16, still inside the tolerance.
 static inline void matmul_gelu_backward_input_case(const MatmulShape *c, DType dtype) {
     matmul_begin(c, dtype, "matmul_gelu_backward_input");
+
     OpTensor dout = op_input(dtype, "dout", DIMS(c->N, c->OC), 1.0),
              weight = matmul_weight(dtype, c, c->OC);
     OpTensor pre = op_input(dtype, "pre", DIMS(c->N, c->IC), 2.0);
     OpTensor dpre = op_output(dtype, "dpre", DIMS(c->N, c->IC)),
              dbias = op_inout(DTYPE_FP32, "dbias", DIMS(c->IC), 1.0);
     Gradient left = gradient_to(dbias.t, true);
+
     matmul_gelu_backward_input(dpre.t, dout.t, weight.t, pre.t, &left);
     ref_matmul_gelu_backward_input(dpre.v, dout.v, weight.v, pre.v, c->N, c->IC, c->OC);
     op_check_terms(dpre, dtype, DTYPE_FP32, 1.0);
+
     const double *rounded = op_download(dpre);
     for (int64_t i = 0; !left.to.data && i < c->N * c->IC; i++) dbias.v[i % c->IC] += rounded[i];
     op_check_terms(dbias, DTYPE_FP32, DTYPE_FP32, sqrt((double)c->N));
@@ -353,6 +362,7 @@ static inline void attention_check_parts(OpTensor dqkv, const HeadsShape *c, DTy
     double *got = malloc((size_t)(N * c->C) * sizeof *got),
            *want = malloc((size_t)(N * c->C) * sizeof *want);
     double error[3], limit[3];
+
     for (int part = 0; part < 3; part++) {
         const int64_t C = part ? of_kv : c->C, first = part ? c->C + (part - 1) * of_kv : 0;
         for (int64_t i = 0; i < N * C; i++) {
@@ -362,6 +372,7 @@ static inline void attention_check_parts(OpTensor dqkv, const HeadsShape *c, DTy
         error[part] = op_relative_error(got, want, N * C);
         limit[part] = fmax(few, op_limit_of_values(dtype, want, N * C));
     }
+
     free(got), free(want);
     for (int part = 0; part < 3; part++) op_expect(names[part], error[part], limit[part]);
 }
@@ -498,7 +509,7 @@ static inline OpsShape elements_shape(DType dtype) {
         .B = 1, .T = 1, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 16, .dtype = dtype};
 }
 
-// What stands in x from `skipped` on: 1 makes it aligned to no more than one element.
+// The result is x from `skipped` on: 1 makes it aligned to no more than one element.
 static inline OpTensor without_first(OpTensor x, int64_t skipped) {
     return (OpTensor){.t = tensor_slice_elements(x.t, skipped, tensor_numel(x.t) - skipped),
                       .v = x.v + skipped};
@@ -532,6 +543,7 @@ static inline void fill_with_hard_values(float *x, int64_t n) {
 static inline void cast_case(DType to, DType from, int64_t n, int64_t skipped) {
     op_begin(elements_shape(to), "tensor_cast of %d elements from %d, %s to %s", (int)n,
              (int)skipped, dtype_name(from), dtype_name(to));
+
     OpTensor src = op_output(from, "src", DIMS(n + skipped)),
              dst = op_output(to, "dst", DIMS(n + skipped));
     float *hard = malloc((size_t)(n + skipped) * sizeof *hard);
@@ -540,9 +552,11 @@ static inline void cast_case(DType to, DType from, int64_t n, int64_t skipped) {
     convert_elements(bytes, from, hard, DTYPE_FP32, n + skipped);
     op_write(src.t, bytes);
     free(hard), free(bytes);
+
     const double *values = op_download(src);
     tensor_cast(without_first(dst, skipped).t, without_first(src, skipped).t);
     const double *got = op_download(dst);
+
     for (int64_t i = skipped; i < n + skipped; i++) {
         double want = ref_round(values[i], to);
         bool same =
@@ -570,6 +584,7 @@ static inline void gelu_case(DType dtype, int64_t n, int64_t skipped) {
 static inline void gradient_add_case(DType dtype, int64_t n, int stream, uint32_t micro_steps) {
     op_begin(elements_shape(dtype), "gradient_add %s to %lld elements", dtype_name(dtype),
              (long long)n);
+
     StepControl c = step_control_initial(1.0f);
     c.micro_steps = micro_steps;
     const Tensor control = op_control(c);
@@ -577,6 +592,7 @@ static inline void gradient_add_case(DType dtype, int64_t n, int stream, uint32_
                        op_input(DTYPE_FP32, "more", DIMS(n), 1e-3)};
     // NaN, which the first micro-step must not read
     OpTensor dst = op_output(dtype, "dst", DIMS(n));
+
     for (int i = 0; i < 2; i++) {
         gradient_add(gradient_to(dst.t, i), src[i].t, 42, stream, control);
         ref_gradient_add(dst.v, src[i].v, n, i, dtype, 42, stream, micro_steps);
@@ -606,7 +622,8 @@ static inline void stats_expect(const TensorStats *got, const TensorStats *want,
     op_expect("sumsq", fabs(got->sumsq - want->sumsq), n * 0x1p-52 * want->sumsq);
 }
 
-// What stands in x counted by op and specification, on top of what another tensor had left.
+// The function compares the counts of x by op and specification, on top of what another tensor had
+// left.
 static inline void stats_compare(Tensor x, const double *values, DType format) {
     const int64_t n = tensor_numel(x);
     const TensorStats before = {
@@ -631,6 +648,7 @@ static inline void sumsq_case(DType dtype, const int64_t *sizes, int n) {
     enum { MOST = 16 };
     op_begin(elements_shape(dtype), "gradient_sumsq %s of %d tensors, the first of %d",
              dtype_name(dtype), n, (int)sizes[0]);
+
     UpdateTensor tensors[MOST] = {0};
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(n));
     for (int i = 0; i < n; i++) {
@@ -638,6 +656,7 @@ static inline void sumsq_case(DType dtype, const int64_t *sizes, int n) {
         tensors[i].grad = grad.t;
         sumsq.v[i] = ref_sumsq(grad.v, sizes[i]);
     }
+
     sumsq_once(sumsq.t, tensors, n);
     const double *got = op_download(sumsq); // fp32 whatever the gradients are
     for (int i = 0; i < n; i++)

@@ -182,22 +182,27 @@ void op_poison(OpTensor x) {
 static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_change) {
     Error err;
     if (test.num_entries == MAX_ENTRIES) op_fail("too many tensors");
+
     Tensor t = tensor_make(NULL, dtype, name, dims.d[0], dims.d[1], dims.d[2], dims.d[3]);
     size_t bytes = tensor_bytes(t), total = bytes + 2 * GUARD_BYTES;
     Entry *e = &test.entries[test.num_entries++];
     *e = (Entry){.x.t = t, .may_change = may_change};
+
     e->block = device_alloc(total + (size_t)test.offset, &err);
     e->bytes = host_alloc(total, &err);
     if (!e->block || !e->bytes) op_fail("%s", err.text);
+
     uint16_t guard[GUARD_BYTES / 2];
     fill_guard(guard);
     memcpy(e->bytes, guard, GUARD_BYTES);
     memset((char *)e->bytes + GUARD_BYTES, 0xFF, bytes);
     memcpy((char *)e->bytes + GUARD_BYTES + bytes, guard, GUARD_BYTES);
     e->x.t.data = e->block + test.offset + GUARD_BYTES;
+
     copy_h2d(e->block + test.offset, e->bytes, total, STREAM_COMPUTE);
     device_sync();
     memset(e->bytes, 0xFF, bytes);
+
     if (t.dtype != DTYPE_U8)
         e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values
     return e;
@@ -209,6 +214,7 @@ void op_upload(OpTensor *x) {
         op_write(x->t, x->tokens);
         return;
     }
+
     void *bytes = malloc(tensor_bytes(x->t) + 1);
     for (int64_t i = 0; i < n; i++) {
         float value = (float)x->v[i];
@@ -216,6 +222,7 @@ void op_upload(OpTensor *x) {
                          DTYPE_FP32, 1);
         x->v[i] = ref_round(x->v[i], x->t.dtype);
     }
+
     op_write(x->t, bytes);
     free(bytes);
 }
@@ -317,12 +324,14 @@ void op_end(void) {
         Entry *e = &test.entries[i];
         check_guards(e);
         if (e->may_change) continue;
+
         void *now = malloc(tensor_bytes(e->x.t) + 1);
         op_read(now, e->x.t);
         bool same = memcmp(now, e->bytes, tensor_bytes(e->x.t)) == 0;
         free(now);
         if (!same) op_fail("the input %s was changed", e->x.t.name);
     }
+
     release();
 }
 

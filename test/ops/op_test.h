@@ -1,4 +1,4 @@
-// What every op test needs: tensors that live on the device and in fp64 at once, and their
+// Every op test needs this: tensors that live on the device and in fp64 at once, and their
 // comparison.
 //
 // A test builds OpTensors, calls the op with their .t and the specification with their .v, and
@@ -89,12 +89,12 @@ double op_limit(DType dtype, int64_t n); // op_tolerance, doubled for few values
 // sum w^4, at most n. One value that outweighs all others brings the error of its own rounding,
 // however many they are.
 double op_limit_of_values(DType dtype, const double *values, int64_t n);
-// Of a gradient of a model of two or three blocks, which the roundings of stored tensors alone move
-// by `stored` (ref_gpt2_stored). Within its ops up to eleven values more are rounded on the way:
-// logits and dlogits, and in each block probabilities, the same again and dS. They add as squares
-// and the norms weigh them by up to 2: 2 * sqrt(11) roundings of 1.6e-3 rms are 1.1e-2 in bf16,
-// less than four tolerances. In fp32 thirty ops in a row, good to 1e-6 each, whose errors are those
-// of their sums: 1e-5.
+// The limit is for a gradient of a model of two or three blocks, which the roundings of stored
+// tensors alone move by `stored` (ref_gpt2_stored). Within its ops up to eleven values more are
+// rounded on the way: logits and dlogits, and in each block probabilities, the same again and dS.
+// They add as squares and the norms weigh them by up to 2: 2 * sqrt(11) roundings of 1.6e-3 rms are
+// 1.1e-2 in bf16, less than four tolerances. In fp32 there are thirty ops in a row, good to 1e-6
+// each, whose errors are those of their sums: 1e-5.
 double op_limit_of_gradient(DType dtype, double stored);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
@@ -108,12 +108,12 @@ void op_check_terms(OpTensor x, DType precision, DType of_terms, double size);
 void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size,
                            double factor); // both limits
 void op_check_values(OpTensor x);          // each value as it is, NaN as NaN
-// Of logarithms (lse, losses) the absolute error counts, since they are used as exp(x): a value
+// The absolute error of logarithms (lse, losses) counts, since they are used as exp(x): a value
 // near 0 is as good as 1.
 void op_check_logarithms(OpTensor x, DType precision, double factor);
 void op_check_same_bits(OpTensor a, OpTensor b);
-// Of n values rounded at random, `up` went up, each with probability f. n independent draws: the
-// share has a standard deviation of sqrt(f (1-f) / n), and leaves six of them once in 5e8 runs.
+// `up` of n values rounded at random went up, each with probability f. The draws are independent:
+// the share has a standard deviation of sqrt(f (1-f) / n), and leaves six of them once in 5e8 runs.
 void op_expect_share(int64_t up, int64_t n, double f);
 
 // Fails the test; the message begins with the case and ends with the seed.

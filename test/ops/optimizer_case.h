@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What stands beside the weight.
+// Keep says which tensors stand beside the weight.
 typedef enum { WEIGHT_ALONE, WEIGHT_AND_MASTER, WEIGHT_AND_COMPENSATION, NUM_KEEPS } Keep;
 
 typedef struct {
@@ -138,6 +138,7 @@ static inline void download8(double *values, OpTensor codes, OpTensor scales, bo
 static inline void upload8(double *values, OpTensor codes, OpTensor *scales, bool is_signed) {
     const int64_t n = tensor_numel(codes.t);
     uint8_t *bytes = malloc((size_t)n);
+
     for (int64_t begin = 0; begin < n; begin += STATE_BLOCK) {
         const int64_t end = n - begin < STATE_BLOCK ? n : begin + STATE_BLOCK;
         float scale = 0.0f;
@@ -148,6 +149,7 @@ static inline void upload8(double *values, OpTensor codes, OpTensor *scales, boo
             bytes[i] = is_signed ? dynamic8_encode_signed(x) : dynamic8_encode_unsigned(x);
         }
     }
+
     op_upload(scales);
     op_write(codes.t, bytes);
     free(bytes);
@@ -167,11 +169,13 @@ static inline void make_moment(UpdateCase *p, bool is_first) {
     OpTensor *x = is_first ? &p->m : &p->v, *scale = is_first ? &p->m_scale : &p->v_scale;
     OpTensor values =
         op_inout(dtype == DTYPE_U8 ? DTYPE_FP32 : dtype, name, dims_of(&p->spec), 0.3);
+
     for (int64_t i = 0; i < p->n; i++)
         if (is_first)
             values.v[i] *= i % 17 != 3;
         else
             values.v[i] *= values.v[i];
+
     if (dtype == DTYPE_U8) {
         *x = op_output(DTYPE_U8, name, dims_of(&p->spec));
         *scale = op_inout(DTYPE_FP32, "scale", DIMS(ceil_div(p->n, STATE_BLOCK)), 0.0);
@@ -180,10 +184,12 @@ static inline void make_moment(UpdateCase *p, bool is_first) {
         *x = values;
         op_upload(x);
     }
+
     *(is_first ? &p->m_values : &p->v_values) = values.v;
 }
 
-// What rounding took from the weights: up to half an ulp of them. w becomes weight + compensation.
+// The compensation is what rounding took from the weights: up to half an ulp of them. w becomes
+// weight + compensation.
 static inline void make_compensation(UpdateCase *p) {
     p->compensation = op_inout(p->spec.dtype, "compensation", dims_of(&p->spec), 0.25);
     for (int64_t i = 0; i < p->n; i++)
@@ -219,15 +225,18 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
     UpdateCase p = {.spec = spec, .n = spec.rows * (spec.cols ? spec.cols : 1), .updates = UPDATES};
     p.weight = op_inout(spec.dtype, "weight", dims_of(&spec), 0.02);
     p.w = p.weight.v;
+
     if (spec.rule == RULE_DIRECTION) // momentum_update writes it
         p.grad = op_inout(spec.grad, "grad", dims_of(&spec), 0.5);
     else
         p.grad = op_input(spec.grad, "grad", dims_of(&spec), 0.5);
+
     if (spec.keep == WEIGHT_AND_MASTER) {
         p.master = op_inout(DTYPE_FP32, "master", dims_of(&spec), 0.02);
         p.w = p.master.v;
     }
     if (spec.keep == WEIGHT_AND_COMPENSATION) make_compensation(&p);
+
     if (rule_has_m(spec.rule)) make_moment(&p, true);
     if (spec_has_v(&spec)) make_moment(&p, false);
     if (spec.rule == RULE_ADAFACTOR) p.rms = op_output(DTYPE_FP32, "rms", DIMS(1));
@@ -238,6 +247,7 @@ static inline UpdateCase parameter_make(UpdateSpec spec) {
         for (int64_t i = 0; i < spec.cols; i++) p.col.v[i] *= p.col.v[i];
         op_upload(&p.row), op_upload(&p.col);
     }
+
     p.update = (UpdateTensor){.weight = p.weight.t,
                               .master = p.master.t,
                               .compensation = p.compensation.t,
@@ -289,10 +299,10 @@ static inline uint64_t parameter_digest(const UpdateCase *p, uint64_t digest) {
 // one to spare.
 static inline double slack_of(double size) { return 0x1p-22 * size; }
 
-// What stands there is the exact value but for `ulps`: 0.5 where it was rounded to nearest, 1 where
-// stochastically, to a neighbour. What fp32 loses before that is measured by the terms, not by
-// their sum: terms that cancel leave a sum of few correct digits, and of a single element no limit
-// relative to the sum holds for all seeds.
+// The tensor holds the exact values but for `ulps`: 0.5 where they were rounded to nearest, 1 where
+// stochastically, to a neighbour. The terms measure what fp32 loses before that, not their sum:
+// terms that cancel leave a sum of few correct digits, and of a single element no limit relative to
+// the sum holds for all seeds.
 static inline void expect_within(OpTensor x, const double *exact, const double *size, double ulps) {
     double *got = op_values(x.t);
     for (int64_t i = 0; i < tensor_numel(x.t); i++) {
@@ -350,10 +360,12 @@ static inline void parameter_read(UpdateCase *p) {
     for (int i = 0; i < 4; i++)
         if (plain[i].t.data) take_over(plain[i].v, plain[i].t);
     take_over(p->w, p->spec.keep == WEIGHT_AND_MASTER ? p->master.t : p->weight.t);
+
     if (p->compensation.t.data) {
         take_over(p->compensation.v, p->compensation.t);
         for (int64_t i = 0; i < p->n; i++) p->w[i] += p->compensation.v[i];
     }
+
     if (p->m.t.data && p->m.t.dtype == DTYPE_U8)
         download8(p->m_values, p->m, p->m_scale, true);
     else if (p->m.t.data)
@@ -394,6 +406,7 @@ static inline double *weight_sizes(const UpdateCase *p, UpdateParams params, dou
         for (int64_t e = 0; e < p->n; e++)
             copy[i][e] = fabs(from[i][e]) * (i == 1 || i == 2 ? -1.0 : 1.0);
     }
+
     RefUpdate t = parameter_reference(p);
     t.w = copy[0], t.grad = copy[1], t.m = copy[2], t.v = copy[3], t.weight_decay = -t.weight_decay;
     ref_optimizer_update(&t, params, grad_factor);
@@ -407,10 +420,12 @@ static inline double *weight_sizes(const UpdateCase *p, UpdateParams params, dou
 static inline void expect_weight(const UpdateCase *p, double *size) {
     const DType dtype = p->spec.dtype;
     for (int64_t i = 0; i < p->n; i++) size[i] *= 4.0;
+
     if (p->spec.keep == WEIGHT_ALONE) {
         expect_within(p->weight, p->w, size, dtype == DTYPE_FP32 ? 0.5 : 1.0);
         return;
     }
+
     if (p->spec.keep == WEIGHT_AND_MASTER) expect_within(p->master, p->w, size, 0.5);
     double *weight = op_values(p->weight.t),
            *rest = op_values((p->compensation.t.data ? p->compensation : p->master).t);
@@ -429,6 +444,7 @@ static inline void expect_weight(const UpdateCase *p, double *size) {
         if (ref_round(weight[i] + rest[i] * (1.0 - 0x1p-7), dtype) != weight[i])
             op_fail("%g + %g is not the weight %g", weight[i], rest[i], weight[i]);
     }
+
     free(weight), free(rest);
 }
 

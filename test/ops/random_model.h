@@ -7,7 +7,7 @@
 enum { L = 3, C = 40, NH = 5, V = 61, MAX_T = 80, T = 70, MAX_TENSORS = 64 };
 enum { STREAM_WEIGHTS = 1000, STREAM_TOKENS = 999 }; // one stream a tensor
 
-// Of at most `batch` windows and `sequences` to decode; -r 0.
+// The options are for at most `batch` windows and `sequences` to decode; -r 0.
 static inline ModelOptions random_model_options(DType dtype, bool train, int64_t batch,
                                                 int64_t sequences) {
     ModelOptions options = {.config = {.max_T = MAX_T, .L = L, .NH = NH, .C = C},

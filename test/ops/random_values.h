@@ -11,6 +11,7 @@ static inline void random_weights(Model *model, uint64_t stream, float size) {
     for (int i = 0; i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         const int64_t n = parameter_numel(p);
+
         float *values = malloc((size_t)n * sizeof *values);
         for (int64_t j = 0; j < n; j++) {
             const Philox bits = philox(op_seed(), stream + (uint64_t)i, (uint64_t)j);
@@ -19,6 +20,7 @@ static inline void random_weights(Model *model, uint64_t stream, float size) {
             values[j] = size * normal[0] + (p->spec->init == INIT_ONE ? 1.0f : 0.0f);
             if (j / p->cols >= p->file_rows) values[j] = 0.0f; // rows of wte beyond V
         }
+
         model_set_weight(model, i, 0, p->rows, values);
         free(values);
     }

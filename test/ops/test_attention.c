@@ -59,6 +59,7 @@ OP_TEST(attention_gives_the_same_bits_again) {
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, c->T, 3 * c->C), 1.0);
     OpTensor dout = op_input(dtype, "dout", DIMS(c->B, c->T, c->C), 1.0);
     OpTensor out[2], lse[2], dqkv[2];
+
     for (int i = 0; i < 2; i++) {
         out[i] = op_output(dtype, i ? "the second out" : "out", DIMS(c->B, c->T, c->C));
         lse[i] = op_output(DTYPE_FP32, i ? "the second lse" : "lse", DIMS(c->B, c->NH, c->T));
@@ -67,6 +68,7 @@ OP_TEST(attention_gives_the_same_bits_again) {
         attention_backward(dqkv[i].t, dout.t, out[i].t, lse[i].t, qkv.t,
                            heads_of((int)c->NH, (int)c->NH), NULL);
     }
+
     op_check_same_bits(out[0], out[1]);
     op_check_same_bits(lse[0], lse[1]);
     op_check_same_bits(dqkv[0], dqkv[1]);

@@ -65,6 +65,7 @@ OP_TEST(the_table_of_rope_matches) {
         const OpTensor table = qk_table(&c, bases[i]);
         const int64_t n = c.maxT * c.HS;
         double *want = malloc((size_t)n * sizeof *want);
+
         ref_rope_table(want, c.maxT, c.HS, (double)bases[i]);
         for (int64_t j = 0; j < n; j++)
             if (!(fabs(table.v[j] - want[j]) <= 0x1p-24))
@@ -102,14 +103,17 @@ OP_TEST(rows_have_the_same_bits_alone) {
     const QkShape c = {2, 9, 4, 2, 24, 16};
     qk_begin(&c, dtype, "qk_norm_rope_forward by rows");
     const int64_t columns = qk_columns(&c);
+
     OpTensor qkv = op_inout(dtype, "qkv", DIMS(c.B, c.T, columns), 1.0),
              table = qk_table(&c, 10000.0f);
     OpTensor out = op_output(dtype, "out", DIMS(c.B, c.T, columns)),
              position = op_tokens("position", DIMS(1), 1);
     OpTensor rstd = op_output(DTYPE_FP32, "rstd", DIMS(c.B, c.T, c.NH + c.NKV));
     const QkWeights w = qk_weights(&c, dtype, true);
+
     qk_norm_rope_forward(out.t, rstd.t, qkv.t, w.q.t, w.k.t, table_from(table.t, 3),
                          heads_of((int)c.NH, (int)c.NKV), rms_eps, tensor_none());
+
     for (int64_t row = 0; row < c.B * c.T; row++) {
         Tensor one = tensor_slice_rows(qkv.t, row, 1);
         position.tokens[0] = (int32_t)(row % c.T);
@@ -118,6 +122,7 @@ OP_TEST(rows_have_the_same_bits_alone) {
                              table_from(table.t, 3), heads_of((int)c.NH, (int)c.NKV), rms_eps,
                              position.t);
     }
+
     op_check_same_bits(out, qkv);
     op_end();
 }
@@ -183,6 +188,7 @@ TEST_WITH(silu_is_as_exact_as_exp, NULL, op_teardown) {
     op_begin(activation_shape(&c, DTYPE_FP32), "silu");
     OpTensor gate_up = op_inout(DTYPE_FP32, "gate_up", DIMS(1, 2 * F), 1.0),
              out = op_output(DTYPE_FP32, "out", DIMS(1, F));
+
     for (int i = 0; i < F; i++) {
         gate_up.v[i] = -80.0 + 0.01 * i;
         gate_up.v[F + i] = 1.0;
@@ -190,6 +196,7 @@ TEST_WITH(silu_is_as_exact_as_exp, NULL, op_teardown) {
     gate_up.v[1] = -1e30, gate_up.v[2] = 1e30, gate_up.v[3] = (double)NAN, gate_up.v[4] = -100.0,
     gate_up.v[5] = 100.0;
     op_upload(&gate_up);
+
     swiglu_forward(out.t, gate_up.t);
     const double *got = op_download(out);
     const bool is_cpu = strcmp(device_facts()->backend, "cpu") == 0;
@@ -203,6 +210,7 @@ TEST_WITH(silu_is_as_exact_as_exp, NULL, op_teardown) {
         if (!(error <= limit))
             op_fail("silu(%g) is %.9g, not %.9g: %.3g", gate, got[i], want, error);
     }
+
     print_message("silu: relative error up to %.3g, at %g\n", worst, worst_at);
     assert_true(fabs(got[1]) <= 2e-36 && fabs(got[4]) <= 2e-36 && isnan(got[3]));
     const double quotient = is_cpu ? 0.0 : 2.4e-7; // of 1 by 1, on a GPU

@@ -13,7 +13,7 @@ static int start_all(void **state) {
     (void)state;
     const CommOptions none = {0};
     if (!comm_start(&none, &err)) fail_msg("%s", err.text);
-    // Of the cores of the machine, so that many processes do not disturb each other.
+    // Each process takes one of the cores of the machine, so that many do not disturb each other.
     const DeviceOptions device = {.threads = 1, .number = comm_local_rank()};
     if (!device_init(&device, &err)) fail_msg("%s", err.text);
     return 0;
@@ -48,12 +48,14 @@ TEST(gather_has_the_bytes_of_all_in_the_order_of_ranks) {
         unsigned char *mine = malloc(n), *all = malloc(n * (size_t)comm_size());
         for (size_t i = 0; i < n; i++)
             mine[i] = (unsigned char)((size_t)comm_rank() * 37 + i * 11 + (size_t)round);
+
         assert_ok(comm_gather(mine, all, n, &err));
         for (int p = 0; p < comm_size(); p++)
             for (size_t i = 0; i < n; i++)
                 if (all[(size_t)p * n + i] !=
                     (unsigned char)((size_t)p * 37 + i * 11 + (size_t)round))
                     fail_msg("byte %zu of process %d", i, p);
+
         free(mine), free(all);
     }
 }
@@ -70,12 +72,14 @@ TEST(broadcast_has_the_bytes_of_process_0) {
 TEST(a_failure_of_one_is_that_of_all_and_names_it) {
     assert_ok(comm_barrier(&err));
     assert_true(comm_all_ok(true, &err));
+
     const int failing = comm_size() - 1;
     error_set(&err, "the disk of %d is full", comm_rank());
     assert_false(comm_all_ok(comm_rank() != failing, &err));
     char expected[64];
     snprintf(expected, sizeof expected, "the disk of %d is full", failing);
     assert_non_null(strstr(err.text, expected));
+
     if (failing == 0) return;
     snprintf(expected, sizeof expected, "process %d on ", failing);
     assert_ptr_equal(strstr(err.text, expected), err.text);
@@ -87,11 +91,13 @@ TEST(what_differs_is_named_with_both_values) {
     snprintf(rank, sizeof rank, "%d", comm_rank() / 2);
     const CommFact same[] = {{"--color", "blue"}, {"--shape", ""}};
     assert_ok(comm_agree(same, 2, &err));
+
     const CommFact other[] = {{"--color", "blue"}, {"--half-rank", rank}};
     if (comm_size() <= 2) {
         assert_ok(comm_agree(other, 2, &err));
         return;
     }
+
     assert_false(comm_agree(other, 2, &err));
     snprintf(place, sizeof place, "process 2 on ");
     assert_ptr_equal(strstr(err.text, place), err.text);
@@ -154,6 +160,7 @@ static void connect(void) {
     static bool connected;
     char id[DEVICE_COMM_ID_BYTES] = {0};
     if (connected) return;
+
     const bool ok = comm_rank() > 0 || device_comm_id(id, &err);
     if (!ok && comm_size() == 1) {
         if (strcmp(device_facts()->backend, "cpu") == 0)
@@ -161,6 +168,7 @@ static void connect(void) {
         printf("alone there is nothing to exchange: %s\n", err.text);
         skip();
     }
+
     assert_ok(comm_all_ok(ok, &err));
     assert_ok(comm_broadcast(id, sizeof id, &err));
     assert_ok(device_comm_start(id, comm_rank(), comm_size(), 60, &err));
@@ -198,6 +206,7 @@ TEST(two_requests_are_in_flight_at_once) {
     for (int round = 0; round < ROUNDS; round++) {
         upload(&b, b.send, round);
         upload(&b, b.recv[1], round);
+
         assert_ok(device_all_to_all(b.recv[0], b.send, b.slices, 0, &err));
         assert_ok(device_all_gather(b.recv[1], b.slices, 1, &err));
         assert_ok(device_comm_wait(1, &err));
@@ -239,17 +248,20 @@ TEST(parts_may_have_any_size_and_place) {
         irregular_parts(b.slices, round);
         upload_places(&b, b.send, round);
         upload_places(&b, b.recv[1], round);
+
         assert_ok(device_all_to_all(b.recv[0], b.send, b.slices, 0, &err));
         assert_ok(device_all_gather(b.recv[1], b.slices, 1, &err));
         device_comm_progress();
         assert_ok(device_comm_wait(0, &err));
         assert_ok(device_comm_wait(1, &err));
+
         download(&b, b.recv[0]);
         const Range own = b.slices[comm_rank()];
         const int64_t n = range_size(own) / 4;
         for (int p = 0; p < comm_size(); p++)
             for (int64_t i = 0; i < n; i++)
                 assert_int_equal(b.host[p * n + i], word(p, 0, (int)(own.begin / 4 + i), round));
+
         download(&b, b.recv[1]);
         for (int i = 0; i < comm_size() * (SLICE / 4); i++) {
             int from = comm_rank(); // outside the parts nothing changes
@@ -266,6 +278,7 @@ TEST(many_requests_are_completed_in_any_order) {
     connect();
     Buffers b[MANY];
     for (int i = 0; i < MANY; i++) b[i] = make_buffers();
+
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < MANY; i++) {
             upload(&b[i], b[i].send, i);
@@ -274,6 +287,7 @@ TEST(many_requests_are_completed_in_any_order) {
                           : device_all_to_all(b[i].recv[0], b[i].send, b[i].slices, 100 * i, &err));
             device_comm_progress();
         }
+
         for (int k = 0; k < MANY; k++) {
             const int i = (k * 7 + round) % MANY;
             assert_ok(device_comm_wait(100 * i, &err));

@@ -144,15 +144,18 @@ OP_TEST(chunks_of_large_equal_scores_are_averaged) {
     begin(c, dtype, "attention_decode of equal scores");
     OpTensor cache = partly_filled_cache(c, dtype, "cache", c->position, 1.0);
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c->B, 3 * c->C), 1.0);
+
     for (int64_t i = 0; i < c->C * c->maxT; i++) // the keys of one sequence
         if (!isnan(cache.v[i])) cache.v[i] = 4.75;
     for (int64_t i = 0; i < 2 * c->C; i++) qkv.v[i] = i < c->C ? 4.0 : 4.75;
     op_upload(&cache), op_upload(&qkv);
     OpTensor position = position_tensor(c->position),
              out = op_output(dtype, "out", DIMS(c->B, c->C));
+
     attention_decode(out.t, cache.t, qkv.t, position.t);
     ref_attention_decode(out.v, cache.v, qkv.v, c->B, c->NH, c->NKV, head_size(c), c->maxT,
                          c->position);
+
     op_check(out, dtype);
     op_end();
 }
@@ -169,9 +172,11 @@ OP_TEST(decoding_token_by_token_is_causal_attention) {
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", 0, 1.0),
              out = op_output(dtype, "out", DIMS(c.B, c.C));
     OpTensor row = op_inout(dtype, "row", DIMS(c.B, 3 * c.C), 1.0), position = position_tensor(0);
+
     attention_forward(all.t, lse.t, qkv.t, heads_of((int)c.NH, (int)c.NH));
     const double *expected = op_download(all);
     double *got = malloc((size_t)(c.B * T * c.C) * sizeof *got);
+
     for (int64_t t = 0; t < T; t++) {
         for (int64_t b = 0; b < c.B; b++)
             for (int64_t i = 0; i < 3 * c.C; i++)
@@ -184,6 +189,7 @@ OP_TEST(decoding_token_by_token_is_causal_attention) {
             for (int64_t i = 0; i < c.C; i++) got[(b * T + t) * c.C + i] = now[b * c.C + i];
         free(now);
     }
+
     op_expect("out", op_relative_error(got, expected, c.B * T * c.C), 2.0 * op_tolerance(dtype));
     free(got);
     op_end();
@@ -210,10 +216,12 @@ static OpTensor decode_last(const struct Case *c, OpTensor cache, OpTensor qkv, 
 OP_TEST(a_sequence_has_the_same_bits_alone_beside_others_and_in_a_longer_cache) {
     const struct Case c = {3, 128, 2, 150, 140, 2}, largest = {3, 128, 2, 333, 140, 2};
     begin(&largest, dtype, "attention_decode in any company");
+
     OpTensor cache = partly_filled_cache(&c, dtype, "cache", c.position, 1.0);
     OpTensor qkv = op_input(dtype, "qkv", DIMS(c.B, 3 * c.C), 1.0),
              position = position_tensor(c.position);
     OpTensor out = op_output(dtype, "out", DIMS(c.B, c.C));
+
     attention_decode(out.t, cache.t, qkv.t, position.t);
     OpTensor last = {.t = tensor_slice_rows(out.t, c.B - 1, 1)};
     op_check_same_bits(last, decode_last(&c, cache, qkv, position, c.maxT, dtype, "out alone"));

@@ -73,16 +73,19 @@ static void unpack_case(DType from) {
         values[i] = i == 0 ? (from == DTYPE_U16 ? 65535 : 2000000000) : 997 * i;
         narrow[i] = (uint16_t)values[i];
     }
+
     OpTensor windows = op_output(from, "windows", DIMS(B, T + 1));
     OpTensor in = op_output(DTYPE_I32, "inputs", DIMS(B, T)),
              target = op_output(DTYPE_I32, "targets", DIMS(B, T));
     op_write(windows.t, from == DTYPE_U16 ? (const void *)narrow : (const void *)values);
+
     batch_unpack(in.t, target.t, windows.t);
     ref_batch_unpack(inputs, targets, values, B, T);
     op_read(got, in.t);
     assert_memory_equal(got, inputs, sizeof got);
     op_read(got, target.t);
     assert_memory_equal(got, targets, sizeof got);
+
     op_end();
 }
 

@@ -95,6 +95,7 @@ static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
             ((uint16_t *)bits)[i] = (uint16_t)i;
             continue;
         }
+
         const uint8_t code = (uint8_t)(i / 3 % 0x7A + (i / 3 / 0x7A % 2) * 0x80);
         const float here = (float)ref_fp8_value(code, format),
                     next = (float)ref_fp8_value(code + 1, format);
@@ -102,6 +103,7 @@ static void hard_bits(void *bits, int64_t n, DType dtype, DType format) {
                     beside = nextafterf(middle, i % 3 == 0 ? here : next);
         const uint32_t any = (uint32_t)i * 2654435761u;
         float x = i % 3 == 1 ? middle : beside;
+
         if (i >= n / 2) memcpy(&x, &any, sizeof x);
         ((float *)bits)[i] = x;
     }
@@ -116,11 +118,14 @@ OP_TEST(every_number_is_rounded_to_the_nearest_even_and_saturates) {
         OpTensor in = op_output(dtype, "in", DIMS(N, N)), slots = slot_tensor("slot", &one, 1);
         OpTensor q = codes_output(formats[f], "q", N, N),
                  transposed = codes_output(formats[f], "transposed", N, N);
+
         hard_bits(in.v, N * N, dtype, formats[f]);
         op_write(in.t, in.v);
+
         fp8_quantize(q.t, transposed.t, in.t, slots.t, FP8_KEEP);
         ref_fp8_quantize(codes(q), codes(transposed), op_download(in), &one, N, N, formats[f],
                          FP8_KEEP);
+
         check_codes(q);
         check_codes(transposed);
         op_end();
@@ -164,6 +169,7 @@ OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
     need_fp8();
     enum { N = 48, K = 80, OC = 32 };
     const double bad[] = {INFINITY, -INFINITY, NAN};
+
     for (int i = 0; i < 6; i++) {
         const DType format = formats[i % 2];
         Fp8Slot slot = {0};
@@ -174,13 +180,16 @@ OP_TEST(inf_and_nan_come_out_of_a_product_as_nan) {
         OpTensor b = codes_output(DTYPE_E4M3, "b", OC, K);
         in.v[17 * K + 5] = bad[i / 2];
         op_upload(&in);
+
         fp8_quantize(q.t, tensor_none(), in.t, slots.t, FP8_CURRENT);
         ref_fp8_quantize(codes(q), NULL, in.v, &slot, N, K, format, FP8_CURRENT);
         check_codes(q);
         check_slots(slots, &slot, 1);
+
         memset(codes(b), 0x38, OC * K); // 1.0
         op_write(b.t, b.v);
         fp8_matmul(out.t, tensor_none(), q.t, slots.t, b.t, slots.t, tensor_none());
+
         const double *got = op_download(out);
         for (int64_t j = 0; j < N * OC; j++)
             if (isnan(got[j]) != (j / OC == 17))
@@ -213,6 +222,7 @@ static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int
     const int64_t widest = N > K ? N : K;
     begin(M > widest ? M : widest, widest, dtype, p.onto ? "product that is added" : "product",
           p.a);
+
     Fp8Slot a_slot, b_slot;
     OpTensor a = operand(p.a, "a", M, K, 3e-3, &a_slot),
              b = operand(p.b, "b", N, K, 40.0 / sqrt((double)K), &b_slot);
@@ -224,12 +234,14 @@ static void matmul_case(DType dtype, struct Product p, int64_t M, int64_t N, int
     const OpTensor *added = p.onto == ACCUMULATED    ? &out
                             : p.onto == ONTO_ANOTHER ? &residual
                                                      : NULL;
+
     if (p.onto != ACCUMULATED) op_poison(out);
     fp8_matmul(out.t, added ? added->t : tensor_none(), a.t, a_slots.t, b.t, b_slots.t,
                p.with_bias ? bias.t : tensor_none());
     const RefFp8 left = {codes(a), p.a, &a_slot}, right = {codes(b), p.b, &b_slot};
     ref_fp8_matmul(out.v, added ? added->v : NULL, left, right, p.with_bias ? bias.v : NULL, M, N,
                    K);
+
     op_check(out, precision_of(p.out));
     check_codes(a), check_codes(b);
     check_slots(a_slots, &a_slot, 1), check_slots(b_slots, &b_slot, 1);
@@ -248,6 +260,7 @@ OP_TEST(products_of_fp8_tensors_match) {
                                        {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, false, ACCUMULATED},
                                        {DTYPE_E5M2, DTYPE_E4M3, dtype, false, ACCUMULATED},
                                        {DTYPE_E4M3, DTYPE_E5M2, dtype, false, STORED}};
+
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++)
         for (size_t p = 0; p < sizeof products / sizeof *products; p++)
             matmul_case(dtype, products[p], shapes[s][0], shapes[s][1], shapes[s][2]);
@@ -260,6 +273,7 @@ OP_TEST_BF16(every_code_means_its_number) {
     enum { N = 16 };
     const Fp8Slot half = {.scale = 0.5f, .inverse = 2.0f},
                   eight = {.scale = 8.0f, .inverse = 0.125f};
+
     for (int f = 0; f < 2; f++) {
         begin(N, N, DTYPE_FP32, "all codes", formats[f]);
         OpTensor a = codes_output(formats[f], "a", N, N),
@@ -267,12 +281,14 @@ OP_TEST_BF16(every_code_means_its_number) {
         OpTensor a_slot = slot_tensor("a_slot", &half, 1),
                  b_slot = slot_tensor("b_slot", &eight, 1);
         OpTensor out = op_output(DTYPE_FP32, "out", DIMS(N, N));
+
         for (int i = 0; i < N * N; i++) {
             const bool finite = isfinite(ref_fp8_value((uint8_t)i, formats[f]));
             codes(a)[i] = finite ? (uint8_t)i : 0; // 0 * NaN would be seen in the whole row
             codes(identity)[i] = i / N == i % N ? 0x38 : 0;
         }
         op_write(a.t, a.v), op_write(identity.t, identity.v);
+
         fp8_matmul(out.t, tensor_none(), a.t, a_slot.t, identity.t, b_slot.t, tensor_none());
         const double *got = op_download(out);
         for (int i = 0; i < N * N; i++) {
@@ -289,6 +305,7 @@ OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
     enum { M = 1104, N = 1616, K = 16 };
     Fp8Slot a_slot, b_slot;
     begin(N, N, dtype, "a large product", DTYPE_E4M3);
+
     OpTensor a = operand(DTYPE_E4M3, "a", M, K, 1.0, &a_slot),
              b = operand(DTYPE_E4M3, "b", N, K, 1.0, &b_slot);
     OpTensor a_slots = slot_tensor("a_slot", &a_slot, 1),
@@ -297,10 +314,12 @@ OP_TEST(a_large_product_matches_and_has_the_same_bits_twice) {
              out = op_output(dtype, "out", DIMS(M, N));
     OpTensor again = op_output(dtype, "again", DIMS(M, N));
     OpTensor residual = op_input(dtype, "residual", DIMS(M, N), 1.0);
+
     fp8_matmul(out.t, residual.t, a.t, a_slots.t, b.t, b_slots.t, bias.t);
     fp8_matmul(again.t, residual.t, a.t, a_slots.t, b.t, b_slots.t, bias.t);
     ref_fp8_matmul(out.v, residual.v, (RefFp8){codes(a), DTYPE_E4M3, &a_slot},
                    (RefFp8){codes(b), DTYPE_E4M3, &b_slot}, bias.v, M, N, K);
+
     op_check(out, precision_of(dtype));
     op_check_same_bits(out, again);
     op_end();

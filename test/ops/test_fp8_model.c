@@ -44,6 +44,7 @@ static Model *make_model(Precision precision, bool train, int recompute) {
                             .recompute = recompute_all(recompute_level_set(recompute)),
                             .sequences = 2,
                             .fp8 = precision != IN_BF16};
+
     model_config_set_vocab(&options.config, V);
     Model *model = model_create(&options, &err);
     if (!model) op_fail("%s", err.text);
@@ -69,7 +70,7 @@ static uint64_t digest_of(uint64_t digest, Tensor t) {
     return op_digest(digest, (OpTensor){.t = t});
 }
 
-// Of the losses and all gradients.
+// The digest is of the losses and all gradients.
 static uint64_t digest_step(Model *model) {
     uint64_t digest = digest_of(0, model_sequence_losses(model));
     for (int i = 0; i < model_num_tensors(model); i++)
@@ -107,9 +108,11 @@ static void check_gradients(void) {
         set_weights(model, 0);
         run_micro_steps(model, 0, B);
         read_gradients(model, precision == IN_BF16 ? expected : gradients);
+
         if (precision == IN_BF16) loss = mean_loss(model);
         if (fabs(mean_loss(model) / loss - 1.0) > 0.01 * FULL_ROUNDING)
             op_fail("loss %g, in bf16 %g", mean_loss(model), loss);
+
         for (int i = 0; precision != IN_BF16 && i < model_num_tensors(model); i++) {
             const Parameter *p = &model_parameters(model)[i];
             const double error = op_relative_error(gradients[i], expected[i], parameter_numel(p));
@@ -117,6 +120,7 @@ static void check_gradients(void) {
                 op_fail("%s is off by %g", p->name, error);
             free(gradients[i]);
         }
+
         for (int i = 0; precision == IN_FP8 && i < model_num_tensors(model); i++) free(expected[i]);
         model_destroy(model);
     }
@@ -142,7 +146,7 @@ TEST(a_d_ff_that_fp8_cannot_multiply_is_refused) {
     assert_non_null(strstr(err.text, "--fp8: d_ff = 72 is not a multiple of 16; use --d-ff 80"));
 }
 
-// Of other micro-batches the scales may differ, by powers of two: that moves no number but the
+// The scales of other micro-batches may differ, by powers of two: that moves no number but the
 // smallest. What differs are sums in bf16, by their last bit; a step of e4m3 is 32 of those, so
 // that one number in 32 may be rounded to the other side, by a whole step, where rounding is wrong
 // by 1 / sqrt(12) steps. That makes sqrt(12 / 32) = 61% of the error of fp8 itself at most, 11%.
@@ -150,24 +154,27 @@ TEST(a_d_ff_that_fp8_cannot_multiply_is_refused) {
 TEST(micro_steps_add_up_to_one) {
     need_fp8();
     double *once[MAX_TENSORS] = {0}, *summed[MAX_TENSORS] = {0};
+
     Model *model = make_model(IN_FP8, true, 0);
     set_weights(model, 0);
     run_micro_steps(model, 0, B);
     read_gradients(model, once);
     run_micro_steps(model, 0, 4); // 4 and a short one of 2
     read_gradients(model, summed);
+
     for (int i = 0; i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         const double error = op_relative_error(summed[i], once[i], parameter_numel(p));
         if (!(error <= 0.11)) op_fail("%s differs by %g", p->name, error);
         free(once[i]), free(summed[i]);
     }
+
     model_destroy(model);
 }
 
 // --------------------------------------------------------------------------------------- same bits
 
-// What may happen between two steps without a trace.
+// These may happen between two steps without a trace.
 typedef enum { NOTHING, EVALUATION, DECODING } Between;
 
 static void evaluate(Model *model) {
@@ -225,11 +232,13 @@ TEST(a_model_for_forward_only_gives_the_losses_of_training_in_fp8) {
     run_micro_steps(model, 0, B);
     const uint64_t trained = digest_of(0, model_sequence_losses(model));
     model_destroy(model);
+
     model = make_model(IN_FP8, false, 0);
     set_weights(model, 0);
     model_load_batch(model, windows, B, T, sizeof *windows);
     model_forward(model);
     device_sync();
+
     assert_true(digest_of(0, model_sequence_losses(model)) == trained);
     model_destroy(model);
 }
@@ -256,15 +265,18 @@ TEST(a_weight_that_is_not_finite_is_found_by_the_check_of_the_step) {
         const int fcw = parameter_index(&model_options(model)->config, PARAM_FCW, 0);
         float row[C] = {0};
         row[3] = i ? NAN : INFINITY;
+
         set_weights(model, 0);
         model_set_weight(model, fcw, 7, 1, row);
         run_micro_steps(model, 0, B);
+
         UpdateList list = update_list(model_tensors(model), model_num_tensors(model));
         const Tensor sumsq = tensor_slice_elements(model_norm(model), 0, list.n);
         gradient_sumsq(sumsq, &list);
         update_list_free(&list);
         step_control_update(model_control(model), sumsq, model_sequence_losses(model), B * T,
                             (StepLimits){0});
+
         assert_int_equal(model_get_control(model).skip, SKIP_NONFINITE);
         model_destroy(model);
     }

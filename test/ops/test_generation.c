@@ -85,12 +85,14 @@ static void check_positions(ModelOptions options) {
     Model *model = make_model_of(options);
     double *want = specified_logits(model);
     float logits[S * V];
+
     start(model, 0, S, 1, logits);
     check_row(logits, want, 0, dtype, "one token");
     for (int t = 1; t < T; t++) {
         step(model, 0, S, logits);
         check_row(logits, want, t, dtype, "token by token");
     }
+
     const int prompts[] = {
         2, 32, 33, 34, 63, T - 1, T}; // what goes through at once is rounded up to a multiple of 32
     for (int i = 0; i < 7; i++) {
@@ -100,6 +102,7 @@ static void check_positions(ModelOptions options) {
         step(model, 0, S, logits);
         check_row(logits, want, prompts[i], dtype, "the token after a prompt");
     }
+
     free(want);
     model_destroy(model);
 }
@@ -125,10 +128,12 @@ OP_TEST(a_sequence_has_the_same_bits_alone_and_beside_others) {
         print_message("the library chooses how it multiplies by the number of rows\n");
         skip();
     }
+
     Model *model = make_model(dtype, false, 1, S);
     float together[GROWN][S * V], alone[V];
     start(model, 0, S, PROMPT, together[0]);
     for (int i = 1; i < GROWN; i++) step(model, 0, S, together[i]);
+
     for (int s = 0; s < S; s++) {
         start(model, s, 1, PROMPT, alone);
         assert_same_logits(alone, together[0] + s * V, 1);
@@ -146,16 +151,19 @@ OP_TEST(sequences_with_one_prompt_are_alike_until_their_tokens_differ) {
     Model *model = make_model(dtype, false, 1, S);
     int32_t prompts[S * PROMPT];
     float logits[S * V], first[V];
+
     start(model, 0, 1, PROMPT, first);
     for (int s = 0; s < S; s++) memcpy(prompts + s * PROMPT, tokens, PROMPT * sizeof *prompts);
     model_decode_start(model, prompts, PROMPT, S, logits);
     for (int s = 0; s < S; s++) assert_same_logits(logits, logits + s * V, 1);
     if (rows_are_computed_alike()) assert_same_logits(first, logits, 1);
+
     const int32_t next[S] = {5, 6, 5};
     model_decode_step(model, next, logits);
     assert_same_logits(logits, logits + 2 * V, 1);
     int parted = 0;
     for (int v = 0; v < V; v++) parted += logits[v] != logits[V + v];
+
     assert_true(parted > V / 2);
     model_destroy(model);
 }
@@ -177,16 +185,19 @@ OP_TEST(training_and_decoding_share_memory_and_do_not_see_each_other) {
     DeviceOptions device = op_device_options();
     device.gelu_fusion = GELU_FUSION_NONE;
     op_restart_device(device);
+
     Model *model = make_model(dtype, false, 1, 2); // never trains
     start(model, 0, 2, 50, expected[0]);
     step(model, 0, 2, expected[1]);
     model_destroy(model);
+
     for (int level = 0; level <= 3; level++) {
         ModelOptions options = random_model_options(dtype, true, S, 0); // never decodes
         options.recompute = recompute_all(recompute_level_set(level));
         model = make_model_of(options);
         const uint64_t trained = micro_step(model);
         model_destroy(model);
+
         options.sequences = 2;
         model = make_model_of(options);
         const int rounds = level == 0 ? 3 : 1; // the third replays what the second recorded
@@ -208,13 +219,16 @@ OP_TEST(an_evaluation_ends_what_was_begun_and_takes_nothing_along) {
     model_forward(model);
     device_sync();
     const uint64_t losses = op_digest(0, (OpTensor){.t = model_token_losses(model)});
+
     start(model, 0, S, 20, before);
     assert_int_equal(model_decode_length(model), 20);
     model_load_batch(model, windows, S, T, sizeof *windows);
     assert_int_equal(model_decode_length(model), 0);
+
     model_forward(model);
     device_sync();
     assert_true(op_digest(0, (OpTensor){.t = model_token_losses(model)}) == losses);
+
     start(model, 0, S, 20, after);
     assert_same_logits(before, after, S);
     model_destroy(model);

@@ -36,23 +36,27 @@ OP_TEST(every_size_of_number_is_rounded_to_a_neighbour) {
     op_begin(shape(dtype), "gradient_add of numbers of all sizes");
     OpTensor src = op_input(DTYPE_FP32, "src", DIMS(N), 1.0),
              dst = op_output(dtype, "dst", DIMS(N));
+
     const int lowest = dtype == DTYPE_FP16 ? -26 : -120, highest = dtype == DTYPE_FP16 ? 18 : 127;
     for (int e = 0; e < N; e++) {
         const int exponent = lowest + e % (highest - lowest);
         src.v[e] = ldexp(e % 5 == 0 ? copysign(1.0, src.v[e]) : src.v[e], exponent);
         if (fabs(src.v[e]) > 0x1.FFFFFEp127) src.v[e] = copysign(0x1.FFFFFEp127, src.v[e]);
     }
+
     // NaN as a GPU computes it, as poison, and with few bits: added to, its bits would be those of
     // a number.
     static const uint32_t nans[] = {0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001};
     enum { NANS = sizeof nans / sizeof *nans };
     src.v[0] = 0.0, src.v[1] = (double)INFINITY, src.v[2] = -(double)INFINITY;
     for (int i = 3; i < 3 + 8 * NANS; i++) src.v[i] = (double)NAN;
+
     op_upload(&src);
     float values[N];
     op_read(values, src.t);
     for (int i = 0; i < 8 * NANS; i++) memcpy(&values[3 + i], &nans[i % NANS], sizeof *nans);
     op_write(src.t, values);
+
     gradient_add(gradient_to(dst.t, false), src.t, op_seed(), 5, control_at(9));
     ref_gradient_add(dst.v, src.v, N, false, dtype, op_seed(), 5, 9);
     op_check_values(dst);
@@ -136,8 +140,9 @@ typedef struct {
     double expected, bias_limit; // what stochastic rounding should give; mean must stay below it
 } Errors;
 
-// Of the rounding of `sum`, after x was added to a sum that had been rounded before: up with
-// probability f, the part of a step that x leaves over, errs by a variance of f (1 - f) steps^2.
+// The variance is that of the rounding of `sum`, after x was added to a sum that had been rounded
+// before: up with probability f, the part of a step that x leaves over, errs by a variance of
+// f (1 - f) steps^2.
 static double rounding_variance(double sum, double x, int digits) {
     int exponent;
     frexp(sum, &exponent);
@@ -154,11 +159,13 @@ static Errors sum_of_64(DType dtype, Kind kind) {
     const int digits = dtype == DTYPE_BF16 ? 8 : dtype == DTYPE_FP16 ? 11 : 24;
     memset(exact, 0, sizeof exact), memset(nearest, 0, sizeof nearest);
     memset(mean, 0, sizeof mean), memset(variance, 0, sizeof variance);
+
     op_begin(shape(dtype), "64 gradients, %s", kinds[kind]);
     const OpTensor signal = op_input(DTYPE_FP32, "signal", DIMS(ELEMENTS), 1.0);
     OpTensor src = op_inout(DTYPE_FP32, "src", DIMS(ELEMENTS), 0.0), sums[DRAWS];
     for (int d = 0; d < DRAWS; d++) sums[d] = op_output(dtype, "sum", DIMS(ELEMENTS));
     const Tensor control = control_at(0);
+
     for (int k = 0; k < MICRO_STEPS; k++) {
         for (int64_t e = 0; e < ELEMENTS; e++) {
             float noise[2];
@@ -166,16 +173,19 @@ static Errors sum_of_64(DType dtype, Kind kind) {
             philox_normal2(bits.v[0], bits.v[1], noise);
             src.v[e] = micro_gradient(kind, signal.v[e], (double)noise[0], k);
         }
+
         op_upload(&src);
         for (int d = 0; d < DRAWS; d++)
             gradient_add(gradient_to(sums[d].t, k > 0), src.t, op_seed(), d, control);
         micro_step_count(control, 1);
+
         for (int64_t e = 0; e < ELEMENTS; e++) {
             exact[e] += src.v[e];
             nearest[e] = ref_round((double)(float)(nearest[e] + src.v[e]), dtype);
             variance[e] += rounding_variance(exact[e], src.v[e], digits);
         }
     }
+
     for (int d = 0; d < DRAWS; d++) {
         double *got = op_values(sums[d].t);
         errors.stochastic += op_relative_error(got, exact, ELEMENTS) / DRAWS;
@@ -183,6 +193,7 @@ static Errors sum_of_64(DType dtype, Kind kind) {
         free(got);
     }
     op_end();
+
     for (int64_t e = 0; e < ELEMENTS; e++)
         norm += exact[e] * exact[e], errors.expected += variance[e];
     errors.expected = sqrt(errors.expected / norm);
@@ -204,10 +215,12 @@ OP_TEST(the_error_of_64_sums_is_chance_without_bias) {
         if (table)
             printf("| %s | %s | %.1e | %.1e | %.1e |\n", kinds[kind], dtype_name(dtype), e.nearest,
                    e.stochastic, e.mean);
+
         if (dtype == DTYPE_FP32) {
             op_expect(kinds[kind], e.stochastic, op_tolerance(dtype)); // 64 roundings of 2^-24 each
             continue;
         }
+
         if (!(fabs(e.stochastic / e.expected - 1.0) <= 0.1))
             op_fail("%s: error %.3g, expected %.3g", kinds[kind], e.stochastic, e.expected);
         op_expect(kinds[kind], e.mean, e.bias_limit);

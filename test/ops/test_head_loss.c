@@ -78,12 +78,14 @@ TEST_WITH(sequence_losses_matches, NULL, op_teardown) {
         bool accumulate = i % 2;
         op_begin((OpsShape){.B = B, .T = T, .C = 16, .NH = 1, .Vp = 128, .num_tensors = 1},
                  "sequence_losses B=%d T=%d accumulate=%d", (int)B, (int)T, accumulate);
+
         OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0);
         for (int64_t j = 0; j < B * T; j++)
             losses.v[j] = fabs(losses.v[j]); // losses are not negative
         op_upload(&losses);
         OpTensor sums = op_inout(DTYPE_FP32, "sums", DIMS(B), 1.0);
         if (!accumulate) op_poison(sums);
+
         sequence_losses(sums.t, losses.t, accumulate);
         ref_sequence_losses(sums.v, losses.v, B, T, accumulate);
         op_check(sums, DTYPE_FP32);

@@ -21,15 +21,18 @@ OP_TEST(layernorm_forward_matches) {
 OP_TEST(constant_rows_give_the_bias) {
     RowsShape c = {5, 40};
     layernorm_begin(&c, dtype, "layernorm_forward of constant rows");
+
     OpTensor in = op_input(dtype, "in", DIMS(c.N, c.C), 1.0);
     for (int64_t n = 0; n < c.N; n++)
         for (int64_t i = 0; i < c.C; i++) in.v[n * c.C + i] = (double)(n + 1);
     op_upload(&in);
+
     OpTensor weight = op_input(dtype, "weight", DIMS(c.C), 1.0),
              bias = op_input(dtype, "bias", DIMS(c.C), 1.0);
     OpTensor out = op_output(dtype, "out", DIMS(c.N, c.C));
     OpTensor mean = op_output(DTYPE_FP32, "mean", DIMS(c.N)),
              rstd = op_output(DTYPE_FP32, "rstd", DIMS(c.N));
+
     layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
     ref_layernorm_forward(out.v, mean.v, rstd.v, in.v, weight.v, bias.v, c.N, c.C, 1e-5);
     op_check(out, dtype);
@@ -66,6 +69,7 @@ TEST_WITH(more_rows_than_blocks_are_counted_once, NULL, op_teardown) {
     Error err;
     Tensor rows[3], dweight[2], of_row[2];
     layernorm_begin(&(RowsShape){N, C}, dtype, "layernorm_backward of many rows");
+
     const size_t bytes = (size_t)N * C * dtype_size(dtype);
     char *memory = device_alloc(3 * bytes + 2 * (C + N) * sizeof(float), &err);
     assert_non_null(memory);
@@ -77,16 +81,19 @@ TEST_WITH(more_rows_than_blocks_are_counted_once, NULL, op_teardown) {
         of_row[i] = tensor_make(at + 2 * C + i * N, DTYPE_FP32, "mean, rstd", N, 0, 0, 0);
         tensor_fill(rows[i], 1.0f);
     }
+
     OpTensor weight = op_input(dtype, "weight", DIMS(C), 1.0);
     tensor_fill(of_row[1], 1.0f); // the mean is 0
     layernorm_backward(gradient_to(rows[2], false), gradient_to(dweight[0], false),
                        gradient_to(dweight[1], false), gradient_none(), rows[0], rows[1], of_row[0],
                        of_row[1], weight.t);
+
     for (int i = 0; i < 2; i++) {
         double *got = op_values(dweight[i]);
         for (int c = 0; c < C; c++) assert_true(got[c] == N);
         free(got);
     }
+
     device_free(memory);
     op_end();
 }

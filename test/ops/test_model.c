@@ -50,13 +50,16 @@ static Digests digests_of(ModelOptions options) {
     Digests d = {{0}};
     const int count = model_num_tensors(model);
     assert_true(count < MAX_TENSORS);
+
     for (int k = 0; k < 2; k++) {
         model_load_batch(model, windows + k * SPAN, 1, T, sizeof *windows);
         model_forward_backward(model, 2 * T, k == 0);
     }
+
     device_sync();
     for (int i = 0; i < count; i++) d.tensors[i] = digest_of(model_tensors(model)[i].grad);
     d.tensors[count] = digest_of(model_sequence_losses(model));
+
     model_destroy(model);
     return d;
 }
@@ -124,12 +127,14 @@ static void check_against_specification(const char *block, const ModelOptions *o
     const double scale = options->dtype == DTYPE_FP16 ? 1024 : 1;
     double *params[MAX_TENSORS], *grads[MAX_TENSORS], *rounded[MAX_TENSORS];
     int32_t tokens[WINDOWS * SPAN];
+
     Model *model = make_model_of(*options);
     const StepControl control = step_control_initial((float)scale);
     model_set_control(model, &control);
     model_load_batch(model, windows, WINDOWS, T, sizeof *windows);
     model_forward_backward(model, WINDOWS * T, true);
     device_sync();
+
     const int count = model_num_tensors(model);
     for (int i = 0; i < WINDOWS * SPAN; i++) tokens[i] = windows[i];
     for (int i = 0; i < count; i++) {
@@ -137,9 +142,11 @@ static void check_against_specification(const char *block, const ModelOptions *o
         const size_t bytes = (size_t)parameter_numel(&model_parameters(model)[i]) * sizeof(double);
         grads[i] = malloc(bytes), rounded[i] = malloc(bytes);
     }
+
     ref_gpt2_stored(&options->config, options->dtype, scale, params, tokens, WINDOWS, T, NULL,
                     rounded);
     ref_gpt2(&options->config, params, tokens, WINDOWS, T, NULL, NULL, grads);
+
     for (int i = 0; i < count; i++) {
         const Parameter *p = &model_parameters(model)[i];
         double *found = op_values(model_tensors(model)[i].grad);
@@ -220,6 +227,7 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
     run_step(model, B);
     double loss = sum_of(model_sequence_losses(model));
     for (int i = 0; i < count; i++) once[i] = op_values(model_tensors(model)[i].grad);
+
     for (int64_t batch = 4; batch >= 1; batch -= 3) {
         run_step(model, batch);
         Tensor losses = tensor_slice_first(model_sequence_losses(model), batch);
@@ -233,6 +241,7 @@ OP_TEST(eight_micro_steps_of_one_are_one_of_eight) {
             free(now);
         }
     }
+
     for (int i = 0; i < count; i++) free(once[i]);
     model_destroy(model);
 }
@@ -245,7 +254,7 @@ static void micro_step(Model *model, int number, bool first) {
     device_sync();
 }
 
-// What stands there after each micro-step is the specification's sum of what stood there and of the
+// The gradient after each micro-step is the specification's sum of what stood there and of the
 // gradient that the micro-step alone gives in fp32: nothing else is rounded. The bits go on from
 // step to step.
 OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
@@ -253,10 +262,12 @@ OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
     Model *alone = make_model_of(options);
     options.gradients_in_dtype = true;
     Model *model = make_model_of(options);
+
     const int count = model_num_tensors(model);
     double *sums[MAX_TENSORS];
     for (int i = 0; i < count; i++)
         sums[i] = calloc((size_t)parameter_numel(&model_parameters(model)[i]), sizeof(double));
+
     for (uint32_t k = 0; k < 2 * MICRO_STEPS; k++) { // two steps
         const bool first = k % MICRO_STEPS == 0;
         micro_step(alone, (int)k, true);
@@ -274,6 +285,7 @@ OP_TEST(they_are_fp32_gradients_of_micro_steps_each_rounded_once) {
             free(own), free(got);
         }
     }
+
     assert_int_equal(model_get_control(model).micro_steps,
                      dtype == DTYPE_FP32 ? 0 : 2 * MICRO_STEPS);
     assert_int_equal(model_get_control(alone).micro_steps, 0);
@@ -320,18 +332,21 @@ TEST(the_gradient_of_every_tensor_is_the_slope_of_the_loss) {
     const double h = 0.05;
     Model *model = make_model(DTYPE_FP32, true, B, 0);
     run_step(model, B);
+
     for (int i = 0; i < model_num_tensors(model); i++) {
         const Parameter *p = &model_parameters(model)[i];
         int64_t n = parameter_numel(p);
         double *d = op_values(model_tensors(model)[i].grad), norm = sqrt(ref_sumsq(d, n));
         float *w = malloc((size_t)n * sizeof *w);
         model_get_weight(model, i, 0, p->rows, w, NULL);
+
         for (int64_t j = 0; j < n; j++) d[j] /= norm;
         double wide = (loss_at(model, i, w, d, h) - loss_at(model, i, w, d, -h)) / (2.0 * h);
         double narrow = (loss_at(model, i, w, d, 0.5 * h) - loss_at(model, i, w, d, -0.5 * h)) / h;
         double slope = (4.0 * narrow - wide) / 3.0;
         model_set_weight(model, i, 0, p->rows, w);
         free(d), free(w);
+
         if (!(fabs(slope / norm - 1.0) <= 1e-3))
             op_fail("%s: the gradient says %g, the loss rises by %g", p->name, norm, slope);
     }

@@ -45,6 +45,7 @@ static void make_case(Case *c, DType dtype, DType grad_dtype, const char *name) 
             .B = 2, .T = 16, .C = SIDE, .NH = 1, .Vp = 128, .num_tensors = 16, .dtype = dtype},
         "%s", name);
     memset(c->tensors, 0, sizeof c->tensors);
+
     for (int i = 0; i < NUM_TENSORS; i++) {
         const Parameter *p = &parameters[i];
         const OpDims dims = p->rank == 2 ? DIMS(p->rows, p->cols) : DIMS(p->rows);
@@ -57,6 +58,7 @@ static void make_case(Case *c, DType dtype, DType grad_dtype, const char *name) 
         t->stream = i;
         if (t->rule != RULE_DIRECTION) t->v = op_input(DTYPE_FP32, "v", dims, 0.0).t;
     }
+
     const int64_t bytes = optimizer_muon_scratch(parameters, NUM_TENSORS, dtype).bytes;
     c->scratch = op_output(DTYPE_U8, "scratch", DIMS(bytes));
 }
@@ -102,6 +104,7 @@ static void reference_direction(double *x, int64_t rows, int64_t cols, DType dty
     const int64_t side = tall ? cols : rows, n = rows * cols;
     const double norm = fmax(sqrt(ref_sumsq(x, n)), sqrt((double)n) * (double)STACK_RMS_MIN);
     for (int64_t i = 0; i < n; i++) x[i] = rounded(x[i] / norm, dtype);
+
     for (int step = 0; step < STEPS; step++) {
         product(gram, x, tall, x, !tall, side, side, tall ? rows : cols, dtype);
         product(square, gram, false, gram, true, side, side, side, dtype);
@@ -126,6 +129,7 @@ static void reference(Case *c, int i, double grad_factor, DType dtype) {
         grad[e] = rounded(g + (double)params.momentum * m[e],
                           dtype == DTYPE_COUNT ? dtype : c->grad[i].t.dtype);
     }
+
     for (int k = 0; k < p->num_parts; k++)
         reference_direction(grad + k * matrix, p->parts[k], p->cols, dtype);
     for (int64_t e = 0; e < n; e++)
@@ -152,6 +156,7 @@ static void directions_match(DType dtype, DType grad_dtype) {
     StepControl control = step_control_initial(1.0f);
     control.grad_factor = 0.25f;
     run_case(&c, control);
+
     for (int i = 0; i < NUM_TENSORS; i++) {
         const int64_t n = parameter_numel(&parameters[i]);
         if (c.tensors[i].rule == RULE_DIRECTION) reference(&c, i, 0.25, dtype);
@@ -187,6 +192,7 @@ static void eigenvalues(double *a, int64_t side, double *values) {
                     a[p * side + k] = c * x - s * y, a[q * side + k] = s * x + c * y;
                 }
             }
+
     for (int64_t k = 0; k < side; k++) values[k] = a[k * side + k];
 }
 
@@ -204,10 +210,12 @@ static double iterated(double s) {
 OP_TEST(singular_values_come_close_to_one) {
     static double gram[SIDE * SIDE], values[SIDE];
     for (double s = 0.06; s < 0.3; s += 1e-4) assert_true(iterated(s) > 0.68 && iterated(s) < 1.14);
+
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "singular values");
     run_case(&c, step_control_initial(1.0f));
     const double slack = dtype == DTYPE_FP32 ? 0.0 : 0.04;
+
     for (int i = 0; i <= 2; i += 2) { // the wide one and the tall one
         const bool tall = parameters[i].rows > parameters[i].cols;
         const double *x = op_download(c.grad[i]);
@@ -226,12 +234,15 @@ OP_TEST(singular_values_come_close_to_one) {
 OP_TEST(stacked_matrices_are_apart) {
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "stacked matrices");
+
     for (int64_t e = 0; e < SIDE * SIDE; e++) c.grad[4].v[e] *= 1000, c.m[4].v[e] *= 1000;
     op_upload(&c.grad[4]), op_upload(&c.m[4]);
     run_case(&c, step_control_initial(1.0f));
+
     const double *x = op_download(c.grad[4]);
     double norms[3];
     for (int k = 0; k < 3; k++) norms[k] = sqrt(ref_sumsq(x + k * SIDE * SIDE, SIDE * SIDE));
+
     // 40 singular values of about 0.9 each make a norm near 5.7; of a square random matrix a few
     // stay small.
     for (int k = 0; k < 3; k++)
@@ -242,10 +253,12 @@ OP_TEST(stacked_matrices_are_apart) {
 OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
     Case c;
     make_case(&c, dtype, DTYPE_FP32, "a skipped step");
+
     c.grad[0].v[7] = (double)NAN, c.grad[3].v[0] = (double)INFINITY;
     op_upload(&c.grad[0]), op_upload(&c.grad[3]);
     StepControl control = step_control_initial(1.0f);
     control.skip = SKIP_NONFINITE;
+
     const Tensor decided = op_control(control);
     UpdateList list = update_list(c.tensors, NUM_TENSORS);
     Muon *muon = muon_create(&list, parameters, NUM_TENSORS, c.scratch.t);
@@ -254,6 +267,7 @@ OP_TEST(a_skipped_step_leaves_momentum_and_weights) {
     device_sync();
     muon_destroy(muon);
     update_list_free(&list);
+
     for (int i = 0; i < NUM_TENSORS; i++)
         op_expect("m",
                   op_relative_error(op_download(c.m[i]), c.m[i].v, parameter_numel(&parameters[i])),
@@ -280,6 +294,7 @@ static void scale_does_not_count(DType dtype, DType grad_dtype) {
             if (c.tensors[i].rule == RULE_DIRECTION) reference(&c, i, 1.0, dtype);
         }
         run_case(&c, step_control_initial(1.0f));
+
         for (int i = 0; i < NUM_TENSORS; i++)
             if (c.tensors[i].rule == RULE_DIRECTION)
                 op_expect("direction",

@@ -49,17 +49,20 @@ TestFixture test_all = {setup, teardown};
 static void step(Model *model, Optimizer *optimizer, int number, bool watched) {
     const float bad = NAN;
     if (watched) model_observe(model, true);
+
     model_load_batch(model, windows + (number - 1) * (SPAN + 1), 1, SPAN, sizeof *windows);
     model_forward_backward(model, SPAN, true);
     if (number == 2) model_write_bytes(model, model_tensors(model)[3].grad, 4, 4, &bad);
     optimizer_norm(optimizer);
     optimizer_step(optimizer, 1e-3, SPAN, watched);
+
     // The stream that is waited for first runs ahead, as if the others were slow: the updates, or
     // the copies back.
     for (int i = 0; i < 2; i++) {
         device_event_record(done, (number + i) % 2 ? STREAM_COPY_BACK : STREAM_COMPUTE);
         device_event_wait(done);
     }
+
     if (watched) model_observe(model, false);
 }
 
@@ -76,6 +79,7 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
             optimizers[offload] = optimizer_create(models[offload], &options, &err);
             assert_non_null(optimizers[offload]);
         }
+
         run_streams_late(true); // a wait that is missing shows in the bits
         for (int number = 1; number <= STEPS; number++) {
             step(models[0], optimizers[0], number, false);
@@ -84,6 +88,7 @@ OP_TEST(state_in_host_memory_has_the_bits_of_state_on_the_device) {
             assert_int_equal(model_get_control(models[1]).skip,
                              number == 2 ? SKIP_NONFINITE : SKIP_NONE);
         }
+
         run_streams_late(false);
         for (int offload = 0; offload < 2; offload++) {
             optimizer_destroy(optimizers[offload]);
@@ -101,15 +106,18 @@ OP_TEST(slices_cover_every_parameter_once) {
         Model *model = make((OptimizerKind)kind, dtype, true);
         Offload *offload =
             offload_create(model, model_tensors(model), model_num_tensors(model), &err);
+
         int64_t bytes, at = 0;
         const char *buffer = model_offload_buffer(model, &bytes);
         int parameter = 0, cut = 0, slices = 0;
         const UpdateList *list = offload_slices(offload);
         assert_true(offload_chunks(offload) > OFFLOAD_PARTS); // every part is used again
+
         for (int c = 0; c < offload_chunks(offload); c++) {
             int first, n;
             offload_take(offload, c, &first, &n);
             assert_int_equal(first, slices);
+
             const char *end = buffer + c % OFFLOAD_PARTS * (bytes / OFFLOAD_PARTS),
                        *part_end = end + bytes / OFFLOAD_PARTS;
             for (int i = first; i < first + n; i++) {
@@ -124,6 +132,7 @@ OP_TEST(slices_cover_every_parameter_once) {
                     end = (const char *)s.data + tensor_bytes(s);
                     assert_true(end <= part_end);
                 }
+
                 at += tensor_numel(t.weight);
                 if (at < parameter_numel(&model_parameters(model)[parameter])) {
                     cut++;
@@ -134,9 +143,11 @@ OP_TEST(slices_cover_every_parameter_once) {
             }
             slices += n;
         }
+
         assert_int_equal(slices, list->n);
         assert_int_equal(parameter, model_num_tensors(model));
         assert_true(cut > 0);
+
         device_sync();
         offload_destroy(offload);
         model_destroy(model);

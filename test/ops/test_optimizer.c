@@ -55,11 +55,13 @@ OP_TEST(gradient_sumsq_of_many_unaligned_tensors_matches) {
     op_begin(s, "gradient_sumsq of slices");
     OpTensor whole = op_input(dtype, "grad", DIMS(slices_size()), 1.0);
     OpTensor sumsq = op_output(DTYPE_FP32, "sumsq", DIMS(NUM_SLICES));
+
     static UpdateTensor tensors[NUM_SLICES];
     for (int64_t i = 0, begin = 0; i < NUM_SLICES; begin += slice_size((int)i++)) {
         tensors[i].grad = tensor_slice_elements(whole.t, begin, slice_size((int)i));
         sumsq.v[i] = ref_sumsq(whole.v + begin, slice_size((int)i));
     }
+
     sumsq_once(sumsq.t, tensors, NUM_SLICES);
     op_check(sumsq, DTYPE_FP32);
     op_end();
@@ -80,6 +82,7 @@ OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
             op_upload(&grad);
             tensors[i].grad = grad.t;
         }
+
         sumsq_once(sumsq.t, tensors, NUM_TENSORS);
         const double *got = op_download(sumsq);
         for (int i = 0; i < NUM_TENSORS; i++) assert_true(isfinite(got[i]) == (i != which));
@@ -89,8 +92,8 @@ OP_TEST(a_nonfinite_gradient_shows_in_its_entry_only) {
 
 // ----------------------------------------------------------------------------- step_control_update
 
-// What the op leaves behind is what the shared function decides, on every path: plain, clipped,
-// outlier, not finite.
+// The op leaves behind what the shared function decides, on every path: plain, clipped, outlier,
+// not finite.
 static void step_control_case(int B) {
     enum { STEPS = OUTLIER_WINDOW + 8 };
     const StepLimits limits = {
@@ -101,22 +104,27 @@ static void step_control_case(int B) {
     OpTensor sumsq = op_inout(DTYPE_FP32, "sumsq", DIMS(NUM_TENSORS), 1.0);
     OpTensor losses = op_inout(DTYPE_FP32, "sequence_losses", DIMS(B), 1.0);
     int skipped = 0;
+
     for (int step = 0; step < STEPS; step++) {
         double norm = step == STEPS - 4 ? 100.0 : 1.0 + 0.7 * sin(step);
         float host_sumsq[NUM_TENSORS];
         double loss_sum = 0.0;
+
         for (int b = 0; b < B; b++)
             losses.v[b] = (step == STEPS - 2 ? 500.0 : 50.0) + sin(7.0 * step + b);
         for (int i = 0; i < NUM_TENSORS; i++)
             sumsq.v[i] = norm * norm * 1024.0 * 1024.0 / NUM_TENSORS;
         if (step % 60 == 59) sumsq.v[2] = (double)INFINITY;
         if (step == 20) losses.v[B - 1] = (double)NAN;
+
         op_upload(&sumsq), op_upload(&losses);
         for (int i = 0; i < NUM_TENSORS; i++) host_sumsq[i] = (float)sumsq.v[i];
         for (int b = 0; b < B; b++) loss_sum += losses.v[b];
+
         step_control_update(control, sumsq.t, losses.t, B * 16, limits);
         step_control_decide(&want, host_sumsq, NUM_TENSORS, loss_sum, B * 16, limits);
         op_read(&got, control);
+
         // z-scores are fp64 sums that a device may contract into fma; everything else is exact.
         if (want.loss_z != 0.0f)
             assert_true(fabsf(got.loss_z - want.loss_z) <= 1e-6f * fabsf(want.loss_z));
@@ -126,11 +134,12 @@ static void step_control_case(int B) {
         assert_memory_equal(&got, &want, sizeof got);
         skipped += want.skip != SKIP_NONE;
     }
+
     assert_int_equal(skipped, 5); // steps 20, 59, 119, and the two outliers at the end
     op_end();
 }
 
-// As many sequences as in tests, and more than a block has threads.
+// There are as many sequences as in tests, and more than a block has threads.
 TEST_WITH(step_control_update_decides_as_the_host_would, NULL, op_teardown) {
     step_control_case(8);
     step_control_case(300);

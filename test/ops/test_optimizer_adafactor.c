@@ -37,6 +37,7 @@ static void adafactor_steps(UpdateCase *p, int n, float grad_factor, int steps) 
     update_tensors(p, n, tensors);
     UpdateList list = update_list(tensors, n);
     Tensor control = control_with(grad_factor, SKIP_NONE);
+
     for (int step = 0; step < steps; step++) {
         for (int i = 0; i < n; i++) new_gradients(&p[i], step), p[i].updates = step + 1;
         control_set(control, step + 1, update_params, grad_factor);
@@ -70,6 +71,7 @@ OP_TEST(adafactor_matches_in_all_shapes) {
                         shapes[first + i][0] * (shapes[first + i][1] ? shapes[first + i][1] : 1);
                 op_begin(optimizer_shape(dtype, n, factored), "adafactor, %s, gradient %s",
                          keep_name((Keep)keep), dtype_name(same ? dtype : DTYPE_FP32));
+
                 UpdateCase p[MAX_PARAMETERS];
                 for (int i = 0; i < n; i++) {
                     p[i] =
@@ -77,6 +79,7 @@ OP_TEST(adafactor_matches_in_all_shapes) {
                                                       shapes[first + i][0], shapes[first + i][1]));
                     p[i].spec.stream = p[i].update.stream = i;
                 }
+
                 assert_int_equal(factored_elements(p, n), factored);
                 adafactor_steps(p, n, 0.25f, 3);
                 op_end();
@@ -96,8 +99,8 @@ OP_TEST(adafactor_of_a_large_matrix_matches) {
     }
 }
 
-// What pads the vocabulary has no gradient, and changes nothing: u, rms and with them the update
-// are those of the matrix without it.
+// The padding of the vocabulary has no gradient, and changes nothing: u, rms and with them the
+// update are those of the matrix without it.
 OP_TEST(padding_does_not_count) {
     enum { USED = 257, ROWS = 384, COLS = 20 };
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor of %d rows, %d of them padding",
@@ -106,14 +109,17 @@ OP_TEST(padding_does_not_count) {
     p.update.padding = (ROWS - USED) * COLS;
     memset(p.grad.v + USED * COLS, 0, (ROWS - USED) * COLS * sizeof *p.grad.v);
     op_upload(&p.grad);
+
     Tensor control = control_with(1.0f, SKIP_NONE);
     control_set(control, 1, update_params, 1.0f); // row and col are of this gradient alone
     p.updates = 1;
+
     double row[USED], col[COLS], rms;
     RefUpdate used = parameter_reference(&p);
     used.n = USED * COLS, used.padding = 0, used.row = row, used.col = col, used.rms = &rms;
     memset(row, 0, sizeof row), memset(col, 0, sizeof col);
     ref_adafactor_statistics(&used, 1.0);
+
     UpdateList list = update_list(&p.update, 1);
     adafactor_statistics(&list, control);
     update_list_free(&list);
@@ -130,10 +136,12 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, 64, 64));
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateList list = update_list(&p.update, 1);
+
     p.updates = 1;
     control_set(control, 1, update_params, 1.0f);
     adafactor_statistics(&list, control);
     expect_statistics(&p, 1.0f);
+
     for (int64_t i = 0; i < p.n; i++) p.grad.v[i] *= 100.0;
     op_upload(&p.grad);
     p.updates = 100;
@@ -141,6 +149,7 @@ OP_TEST(an_update_beyond_one_is_scaled_back_to_it) {
     adafactor_statistics(&list, control);
     expect_statistics(&p, 1.0f);
     assert_true(p.rms.v[0] > 3.0); // 100 / sqrt(b + (1-b) 100^2) with 1 - b = 100^-0.8
+
     optimizer_update(&list, 0, 1, update_params, control);
     update_list_free(&list);
     parameter_expect_update(&p, update_params, 1.0f);
@@ -154,12 +163,15 @@ OP_TEST(rows_and_columns_of_zeros_do_not_move) {
     op_begin(optimizer_shape(dtype, 1, ROWS * COLS), "adafactor with zero gradients");
     UpdateCase p = parameter_make(adafactor_spec(dtype, DTYPE_FP32, WEIGHT_ALONE, ROWS, COLS));
     p.update.weight_decay = 0.0f, p.spec.weight_decay = 0.0f;
+
     for (int64_t i = 0; i < p.n; i++)
         if (i / COLS % 3 == 0 || i % COLS % 5 == 0) p.grad.v[i] = 0.0;
     op_upload(&p.grad);
+
     double before[ROWS * COLS];
     memcpy(before, p.weight.v, sizeof before);
     adafactor_steps(&p, 1, 1.0f, 1);
+
     for (int64_t i = 0; i < p.n; i++) assert_true(isfinite(p.weight.v[i]));
     for (int64_t i = 0; i < p.n; i++)
         if (p.grad.v[i] == 0.0) assert_true(p.weight.v[i] == before[i]);
@@ -186,6 +198,7 @@ static void momentum_case(DType dtype, DType grad, DType state) {
     static const int64_t sizes[N] = {1, 7, 257, 4099};
     op_begin(optimizer_shape(dtype, N, 0), "momentum_update, state %s, gradient %s",
              dtype_name(state), dtype_name(grad));
+
     UpdateCase p[N];
     UpdateTensor tensors[N];
     for (int i = 0; i < N; i++)
@@ -196,10 +209,12 @@ static void momentum_case(DType dtype, DType grad, DType state) {
                                            .rows = sizes[i],
                                            .rate = 1.0f,
                                            .stream = i});
+
     update_tensors(p, N, tensors);
     UpdateList list = update_list(tensors, N);
     momentum_update(&list, update_params, control_with(0.25f, SKIP_NONE));
     update_list_free(&list);
+
     for (int i = 0; i < N; i++) expect_momentum(&p[i], 0.25f);
     op_end();
 }
@@ -230,19 +245,23 @@ OP_TEST(statistics_and_momentum_leave_tensors_of_other_rules) {
                                            .cols = i == 1 ? 33 : 0,
                                            .rate = 1.0f,
                                            .stream = i});
+
     update_tensors(p, N, tensors);
     UpdateList list = update_list(tensors, N);
     Tensor control = control_with(0.5f, SKIP_NONE);
+
     uint64_t before[N], between[N];
     for (int i = 0; i < N; i++) before[i] = parameter_digest(&p[i], 0);
     adafactor_statistics(&list, control);
     for (int i = 0; i < N; i++) between[i] = parameter_digest(&p[i], 0);
     for (int i = 0; i < N; i++)
         assert_true((before[i] == between[i]) == (rules[i] != RULE_ADAFACTOR));
+
     momentum_update(&list, update_params, control);
     update_list_free(&list);
     for (int i = 0; i < N; i++)
         assert_true((parameter_digest(&p[i], 0) == between[i]) == (rules[i] != RULE_DIRECTION));
+
     for (int i = 0; i < N; i++)
         if (rules[i] == RULE_ADAFACTOR) expect_statistics(&p[i], 0.5f);
     op_end();

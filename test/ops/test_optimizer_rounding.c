@@ -71,13 +71,16 @@ OP_TEST(stochastic_rounding_is_unbiased) {
 OP_TEST(stochastic_rounding_depends_on_seed_and_number_of_the_update_alone) {
     if (dtype == DTYPE_FP32) return; // nothing is rounded
     static double first[NUM_ROUNDED], second[NUM_ROUNDED];
+
     UpdateParams p = without_memory();
     round_many(dtype, 0.5, p, UPDATES, first);
     round_many(dtype, 0.5, p, UPDATES, second);
     assert_memory_equal(first, second, sizeof first);
+
     p.seed++;
     round_many(dtype, 0.5, p, UPDATES, second);
     assert_memory_not_equal(first, second, sizeof first);
+
     p.seed--;
     round_many(dtype, 0.5, p, UPDATES + 1, second);
     assert_memory_not_equal(first, second, sizeof first);
@@ -117,10 +120,12 @@ OP_TEST(bf16_moments_add_the_documented_bits) {
                                                .rows = N,
                                                .rate = 1.0f,
                                                .stream = STREAM});
+
     const UpdateParams p = without_memory();
     update_once(&x.update, 1, p, control_with(1.0f, SKIP_NONE));
     static uint16_t m[N], v[N];
     op_read(m, x.m.t), op_read(v, x.v.t);
+
     for (int64_t e = 0; e < N; e++) {
         const float g = as_float(x.grad.v[e]), square = g * g;
         if (m[e] != bf16_with_bits(g, random_bits(p, UPDATES, STREAM, 1, e)))
@@ -141,14 +146,17 @@ OP_TEST(bf16_moments_are_unbiased) {
                                                    .state = DTYPE_BF16,
                                                    .rows = NUM_ROUNDED,
                                                    .rate = 1.0f});
+
         for (int64_t e = 0; e < NUM_ROUNDED; e++) x.grad.v[e] = 1.0 + fractions[i] * 0x1p-7;
         op_upload(&x.grad);
         UpdateParams p = without_memory();
         p.momentum = 0.0f, p.seed = op_seed() + 1;
         update_once(&x.update, 1, p, control_with(1.0f, SKIP_NONE));
+
         const double *m = op_download(x.m);
         int64_t up = 0;
         for (int64_t e = 0; e < NUM_ROUNDED; e++) up += m[e] != 1.0;
+
         op_end();
         op_expect_share(up, NUM_ROUNDED, fractions[i]);
     }
@@ -166,20 +174,24 @@ static void kahan_steps(DType dtype, double size, double *sums, int64_t n) {
                                                .keep = WEIGHT_AND_COMPENSATION,
                                                .rows = n,
                                                .rate = 1.0f});
+
     for (int64_t i = 0; i < n; i++)
         x.weight.v[i] = 1.0, x.compensation.v[i] = 0.0, x.grad.v[i] = -1.0;
     op_upload(&x.weight), op_upload(&x.compensation), op_upload(&x.grad);
+
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateParams p = without_memory();
     p.learning_rate = (float)(size * ulp_of(1.0, dtype));
     // to nearest, the weight would never move
     assert_true(ref_round(1.0 + (double)p.learning_rate, dtype) == 1.0);
+
     UpdateList list = update_list(&x.update, 1);
     for (int32_t update = 1; update <= 1000; update++) {
         control_set(control, update, p, 1.0f);
         optimizer_update(&list, 0, 1, p, control);
     }
     update_list_free(&list);
+
     double *weight = op_values(x.weight.t), *compensation = op_values(x.compensation.t);
     for (int64_t i = 0; i < n; i++) sums[i] = weight[i] + compensation[i];
     free(weight), free(compensation);
@@ -191,12 +203,14 @@ OP_TEST(kahan_keeps_what_a_thousand_small_updates_add_up_to) {
     enum { N = 257 };
     double sums[N];
     const double ulp = ulp_of(1.0, dtype);
-    // Of 1/64 ulp each: compensation is a small multiple of that, exact in the dtype, so nothing at
-    // all may go.
+
+    // The updates are 1/64 ulp each: compensation is a small multiple of that, exact in the dtype,
+    // so nothing at all may go.
     kahan_steps(dtype, 1.0 / 64, sums, N);
     for (int i = 0; i < N; i++) assert_true(sums[i] == 1.0 + 1000.0 / 64 * ulp);
-    // Of any size: each step rounds compensation, at most half an ulp of a number with as many
-    // bits, to a half of its ulp.
+
+    // The updates are of any size: each step rounds compensation, at most half an ulp of a number
+    // with as many bits, to a half of its ulp.
     const double size = 0.0123;
     kahan_steps(dtype, size, sums, N);
     for (int i = 0; i < N; i++)
@@ -220,6 +234,7 @@ static int64_t hard_values(float *x, int64_t n) {
             for (int k = 0; k < 9; k++, around = nextafterf(around, 2.0f)) x[count++] = around;
             x[count++] = (float)(is_signed ? high : sqrt(high));
         }
+
     for (float y = 1e-9f; y < 1.0f; y *= 1.01f, count++) x[count] = count % 2 ? y : -y;
     x[count++] = 0.0f, x[count++] = -0.0f;
     assert_true(count <= n);
@@ -233,6 +248,7 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
     static float hard[ROOM];
     const int64_t count = hard_values(hard, ROOM);
     const int64_t blocks = ceil_div(count, STATE_BLOCK - 1), n = count + blocks;
+
     op_begin(optimizer_shape(dtype, 1, 0), "codes of 8-bit states");
     UpdateCase x = parameter_make((UpdateSpec){.rule = RULE_ADAMW,
                                                .dtype = dtype,
@@ -240,6 +256,7 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
                                                .state = DTYPE_U8,
                                                .rows = n,
                                                .rate = 1.0f});
+
     static float g[N];
     int64_t next = 0;
     for (int64_t i = 0; i < n; i++) {
@@ -249,11 +266,13 @@ OP_TEST(states_in_8_bits_have_the_codes_of_the_shared_header) {
         x.grad.v[i] = (double)g[i];
     }
     op_upload(&x.grad);
+
     update_once(&x.update, 1, without_memory(), control_with(1.0f, SKIP_NONE));
     static uint8_t m[N], v[N];
     static float m_scale[N / STATE_BLOCK + 1], v_scale[N / STATE_BLOCK + 1];
     op_read(m, x.m.t), op_read(v, x.v.t), op_read(m_scale, x.m_scale.t),
         op_read(v_scale, x.v_scale.t);
+
     for (int64_t i = 0; i < n; i++) {
         const float scale = i / STATE_BLOCK == 3 ? 3.0f : 1.0f, square = g[i] * g[i];
         assert_true(m_scale[i / STATE_BLOCK] == scale && v_scale[i / STATE_BLOCK] == scale * scale);
@@ -275,13 +294,16 @@ OP_TEST(a_block_of_zeros_stays_zero) {
                                                .state = DTYPE_U8,
                                                .rows = N,
                                                .rate = 1.0f});
+
     for (int i = 0; i < N; i++) x.grad.v[i] = x.m_values[i] = x.v_values[i] = 0.0;
     op_upload(&x.grad);
     upload8(x.m_values, x.m, &x.m_scale, true), upload8(x.v_values, x.v, &x.v_scale, false);
+
     const double *before = op_download(x.weight);
     update_once(&x.update, 1, update_params, control_with(1.0f, SKIP_NONE));
     const double *after = op_download(x.weight);
     assert_memory_equal(before, after, N * sizeof *before); // 0 / (0 + eps)
+
     parameter_read(&x);
     for (int i = 0; i < N; i++) assert_true(x.m_values[i] == 0.0 && x.v_values[i] == 0.0);
     op_end();
@@ -304,12 +326,14 @@ OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
                                                .state = DTYPE_U8,
                                                .rows = N,
                                                .rate = 1.0f});
+
     for (int i = 0; i < N; i++) {
         x.weight.v[i] = x.m_values[i] = x.v_values[i] = 0.0;
         x.grad.v[i] = (i % 2 ? 1.0 : -1.0) * pow(10.0, -9.0 * i / N); // 1 .. 1e-9
     }
     op_upload(&x.weight), op_upload(&x.grad);
     upload8(x.m_values, x.m, &x.m_scale, true), upload8(x.v_values, x.v, &x.v_scale, false);
+
     Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateParams p = update_params;
     p.learning_rate = 1.0f, p.moments[0].eps = 1e-12f;
@@ -321,9 +345,11 @@ OP_TEST(updates_under_8_bit_states_stay_bounded_when_gradients_stop) {
         for (int i = 1; i < N; i++) largest = fmax(largest, fabs(now[i] - before[i]));
         memcpy(before, now, sizeof before);
         free(now);
+
         for (int i = 1; i < N && update == 1; i++) x.grad.v[i] = 0.0;
         if (update == 1) op_upload(&x.grad);
     }
+
     if (!(largest <= 7.2)) op_fail("an update of %g times the learning rate", largest);
     op_end();
 }

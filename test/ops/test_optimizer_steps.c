@@ -1,5 +1,5 @@
-// What holds for a step of every optimizer, whatever its rule: the weight decay is the documented
-// one, and a step that is skipped leaves no trace in the updates after it.
+// The tests hold for a step of every optimizer, whatever its rule: the weight decay is the
+// documented one, and a step that is skipped leaves no trace in the updates after it.
 #include "llmc/model/model_state.h"
 #include "llmc/train/optimizer.h"
 #include "test/ops/random_model.h"
@@ -86,6 +86,7 @@ static void decay_case(OptimizerKind kind, DType dtype) {
     Run start = run_make(kind, dtype, 0.0f), without = run_make(kind, dtype, 0.0f),
         with = run_make(kind, dtype, (float)decay);
     run_step(&without, 0, lr, false), run_step(&with, 0, lr, false);
+
     for (int i = 0; i < model_num_tensors(start.model); i++) {
         const Parameter *p = &model_parameters(start.model)[i];
         float *before = weight_of(start.model, i), *a = weight_of(without.model, i),
@@ -93,6 +94,7 @@ static void decay_case(OptimizerKind kind, DType dtype) {
         check_decay(p, before, a, b, lr, p->spec->group == GROUP_VECTOR ? 0.0 : decay);
         free(before), free(a), free(b);
     }
+
     run_free(&start), run_free(&without), run_free(&with);
 }
 

@@ -46,9 +46,11 @@ static void update_case(UpdateSpec spec, int first, int end, int steps) {
     op_begin(optimizer_shape(spec.dtype, n, 0), "%s, state %s, %s, gradient %s, tensors %d .. %d",
              rule_name(spec.rule), dtype_name(spec.state), keep_name(spec.keep),
              dtype_name(spec.grad), first, end - 1);
+
     UpdateCase p[MAX_PARAMETERS];
     make_parameters(p, spec, first, end);
     Tensor control = control_with(grad_factor, SKIP_NONE);
+
     for (int step = 0; step < steps; step++) {
         set_gradients(p, n, step, grad_factor);
         control_set(control, UPDATES + step, update_params, grad_factor);
@@ -132,6 +134,7 @@ OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
                                {RULE_ADAMW, DTYPE_FP32},     {RULE_SGD, DTYPE_FP32},
                                {RULE_DIRECTION, DTYPE_FP32}, {RULE_ADAMW, DTYPE_U8},
                                {RULE_LION, DTYPE_FP32}};
+
     const float grad_factor = 0.5f;
     op_begin(optimizer_shape(dtype, MAX_PARAMETERS, 0), "mixed rules");
     UpdateCase p[MAX_PARAMETERS];
@@ -146,9 +149,11 @@ OP_TEST(tensors_of_unequal_rules_and_states_stand_in_one_array) {
                          .weight_decay = 0.1f,
                          .rate = 1.0f + (float)i,
                          .stream = i});
+
     set_gradients(p, MAX_PARAMETERS, 0, grad_factor);
     update_array(p, MAX_PARAMETERS, 0, MAX_PARAMETERS, update_params,
                  control_with(grad_factor, SKIP_NONE));
+
     for (int i = 0; i < MAX_PARAMETERS; i++)
         parameter_expect_update(&p[i], update_params, grad_factor);
     op_end();
@@ -173,12 +178,14 @@ OP_TEST(many_small_unaligned_tensors_match) {
                                  .rate = 1.0f};
         op_begin(optimizer_shape(dtype, NUM_SMALL, 0), "many small tensors, state %s",
                  dtype_name(spec.state));
+
         UpdateCase p = parameter_make(spec);
         UpdateTensor tensors[NUM_SMALL];
         for (int64_t i = 0, begin = 0; i < NUM_SMALL; begin += small_size((int)i++)) {
             tensors[i] = update_slice(p.update, begin, small_size((int)i));
             tensors[i].offset = 0, tensors[i].stream = (int)i; // parameters, not slices of one
         }
+
         update_once(tensors, NUM_SMALL, update_params, control_with(0.25f, SKIP_NONE));
         parameter_expect_update(&p, update_params, 0.25f);
         op_end();
@@ -196,16 +203,19 @@ OP_TEST(unaligned_8bit_states_match) {
                              .rows = N,
                              .rate = 1.0f};
     op_begin(optimizer_shape(dtype, 1, 0), "8-bit states from the second element");
+
     UpdateCase p = parameter_make(spec), shifted = p;
     OpTensor *all[] = {&shifted.weight, &shifted.grad, &shifted.m, &shifted.v};
     for (int i = 0; i < 4; i++) all[i]->t = tensor_slice_elements(all[i]->t, 1, N - 1);
     shifted.update = update_slice(p.update, 1, N - 1);
     shifted.update.m_scale = p.m_scale.t, shifted.update.v_scale = p.v_scale.t,
     shifted.update.offset = 0;
+
     shifted.n = N - 1, shifted.w = shifted.weight.v = p.weight.v + 1, shifted.grad.v = p.grad.v + 1;
     shifted.m_values++, shifted.v_values++;
     download8(shifted.m_values, shifted.m, shifted.m_scale, true); // the blocks have moved
     download8(shifted.v_values, shifted.v, shifted.v_scale, false);
+
     update_once(&shifted.update, 1, update_params, control_with(0.25f, SKIP_NONE));
     parameter_expect_update(&shifted, update_params, 0.25f);
     op_end();
@@ -231,7 +241,7 @@ static UpdateSpec bit_case(int i, DType dtype, int64_t rows) {
     return spec;
 }
 
-// As adafactor_statistics leaves it.
+// rms becomes what adafactor_statistics leaves.
 static void set_rms(UpdateCase *p) {
     if (!p->rms.t.data) return;
     p->rms.v[0] = 2.5;
@@ -241,15 +251,18 @@ static void set_rms(UpdateCase *p) {
 static uint64_t bits_of_ranges(DType dtype, int spec, int cut_a, int cut_b) {
     op_random_restart();
     op_begin(optimizer_shape(dtype, 4, 0), "tensors in ranges, case %d", spec);
+
     UpdateCase p[4];
     for (int i = 0; i < 4; i++) {
         p[i] = parameter_make(bit_case(spec, dtype, sizes[2 + i]));
         set_rms(&p[i]);
     }
+
     Tensor control = control_with(0.25f, SKIP_NONE);
     update_array(p, 4, 0, cut_a, update_params, control);
     update_array(p, 4, cut_a, cut_b - cut_a, update_params, control);
     update_array(p, 4, cut_b, 4 - cut_b, update_params, control);
+
     uint64_t digest = 0;
     for (int i = 0; i < 4; i++) digest = parameter_digest(&p[i], digest);
     op_end();
@@ -284,11 +297,13 @@ static uint64_t bits_of_slices(DType dtype, int spec, int64_t slice) {
     UpdateCase p = parameter_make(bit_case(spec, dtype, 4099));
     set_rms(&p);
     Tensor control = control_with(0.25f, SKIP_NONE);
+
     for (int64_t begin = 0; begin < p.n; begin += slice) {
         const int64_t count = p.n - begin < slice ? p.n - begin : slice;
         const UpdateTensor t = slice < p.n ? update_slice(p.update, begin, count) : p.update;
         update_once(&t, 1, update_params, control);
     }
+
     const uint64_t digest = parameter_digest(&p, 0);
     op_end();
     return digest;
@@ -310,17 +325,20 @@ OP_TEST(a_skipped_step_leaves_every_byte) {
             op_begin(optimizer_shape(dtype, 1, n), "a skipped step, case %d", i);
             UpdateSpec spec = bit_case(i, dtype, n);
             spec.keep = (Keep)keep;
+
             UpdateCase p = parameter_make(spec);
             p.grad.v[17] = (double)NAN;
             op_upload(&p.grad);
             set_rms(&p); // of NaN, NaN would be left
             Tensor control = control_with(1.0f, SKIP_NONFINITE);
+
             const uint64_t before = parameter_digest(&p, 0);
             UpdateList list = update_list(&p.update, 1);
             adafactor_statistics(&list, control);
             momentum_update(&list, update_params, control);
             optimizer_update(&list, 0, 1, update_params, control);
             update_list_free(&list);
+
             assert_true(parameter_digest(&p, 0) == before);
             op_end();
         }

@@ -282,22 +282,26 @@ static void optimizer_update_random(DType dtype) {
     enum { MOST = 3 };
     UpdateCase p[MOST];
     UpdateTensor tensors[MOST];
+
     const int n = 1 + (int)draw(MOST);
     UpdateSpec spec = {.rule = RULE_ADAMW, .dtype = dtype, .grad = gradient_dtype(dtype)};
     spec.state = states[draw(3)];
     spec.keep = dtype == DTYPE_FP32 ? WEIGHT_ALONE : (Keep)draw(NUM_KEEPS);
     int64_t sizes[MOST] = {0};
     for (int i = 0; i < n; i++) sizes[i] = extent(i ? 1000 : 10000);
+
     op_begin(optimizer_shape(dtype, n, 0),
              "adamw %s, state %s, %s, gradient %s, %d + %d + %d elements", dtype_name(dtype),
              dtype_name(spec.state), keep_name(spec.keep), dtype_name(spec.grad), (int)sizes[0],
              (int)sizes[1], (int)sizes[2]);
+
     for (int i = 0; i < n; i++) {
         spec.rows = sizes[i], spec.weight_decay = flip() ? 0.1f : 0.0f, spec.rate = 0.5f + (float)i,
         spec.stream = 3 * i, spec.group = i % UPDATE_GROUPS;
         p[i] = parameter_make(spec);
         tensors[i] = p[i].update;
     }
+
     update_once(tensors, n, update_params, control_with(0.25f, SKIP_NONE));
     for (int i = 0; i < n; i++) parameter_expect_update(&p[i], update_params, 0.25f);
     op_end();
@@ -349,15 +353,16 @@ enum {
 
 static void matches_in_random_shapes(void **state) {
     const RandomOp *op = *state;
-    // Streams from 2^40 on, which no tensor has: one a case, so that a case draws the same shape
-    // whatever ran before.
     const char *asked = getenv("RANDOM_SHAPES");
     const int64_t cases = op->cases * (asked ? strtoll(asked, NULL, 10) : TOTAL) / TOTAL;
     DType supported[3];
     int num_dtypes = 0;
     for (int i = 0; i < 3; i++)
         if (device_facts()->supports[op_dtypes[i]]) supported[num_dtypes++] = op_dtypes[i];
+
     for (int64_t i = 0; i < cases; i++) {
+        // The streams are from 2^40 on, which no tensor has: one a case, so that a case draws the
+        // same shape whatever ran before.
         draws.stream = (uint64_t)(op - ops + 1) << 40 | (uint64_t)i, draws.count = 0;
         op->run_case(supported[i % num_dtypes]);
     }

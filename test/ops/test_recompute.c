@@ -1,7 +1,7 @@
-// What was not kept is not read: the model with a memory plan of its own, in which no two tensors
-// share bytes and all of them begin as NaN. Where the backward pass read a tensor before it was
-// computed again, or one that nothing computes, gradients would be NaN. (test_model.c has the
-// shared plan, where a wrong lifetime shows.)
+// The backward pass does not read what was not kept: the model has a memory plan of its own, in
+// which no two tensors share bytes and all of them begin as NaN. Where the backward pass read a
+// tensor before it was computed again, or one that nothing computes, gradients would be NaN.
+// (test_model.c has the shared plan, where a wrong lifetime shows.)
 //
 // The functions of memory_plan.h stand here a second time; the library's are not linked in.
 #include "llmc/base/arithmetic.h"
@@ -89,15 +89,19 @@ static void poison(const Model *model) {
 static uint64_t digest_of_step(ModelOptions options) {
     Model *model = make_model_of(options);
     uint64_t digest = 0;
+
     poison(model);
     model_load_batch(model, window, 1, T, sizeof *window);
     model_forward_backward(model, T, true);
     device_sync();
+
     for (int i = 0; i < model_num_tensors(model); i++)
         digest = op_digest(digest, (OpTensor){.t = model_tensors(model)[i].grad});
+
     double *dwte = op_values(model_tensors(model)[0].grad);
     for (int e = 0; e < V * C; e++) assert_true(isfinite(dwte[e]));
     free(dwte);
+
     model_destroy(model);
     return digest;
 }
@@ -106,6 +110,7 @@ OP_TEST(nothing_is_read_that_was_not_kept) {
     DeviceOptions device = op_device_options();
     device.gelu_fusion = GELU_FUSION_NONE; // GELU in an epilogue is not repeated
     op_restart_device(device);
+
     ModelOptions options = random_model_options(dtype, true, 1, 0);
     for (int in_dtype = 0; in_dtype <= 1; in_dtype++) {
         options.gradients_in_dtype = in_dtype;

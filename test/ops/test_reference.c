@@ -105,13 +105,16 @@ static double layernorm_objective(void) {
 TEST(layernorm_backward_is_the_derivative) {
     double din[N * C], dweight[C], dbias[C], din_sum[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
+
     layernorm_objective();
     ref_layernorm_backward(din, dweight, dbias, din_sum, drows, in, mean, rstd, weight, N, C, false,
                            false, false);
+
     for (int c = 0; c < C; c++) {
         for (int n = 0; n < N; n++) din_sum[c] -= din[n * C + c];
         assert_true(fabs(din_sum[c]) <= 1e-12);
     }
+
     check_gradient("din", layernorm_objective, in, din, N * C);
     check_gradient("dweight", layernorm_objective, weight, dweight, C);
     check_gradient("dbias", layernorm_objective, bias, dbias, C);
@@ -121,13 +124,16 @@ TEST(layernorm_backward_adds_to_the_residual_gradient_and_accumulates) {
     double once[N * C + 3 * C], twice[N * C + 3 * C], first_sum[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(bias, C, 1.0), fill(drows, N * C, 1.0);
     layernorm_objective();
+
     double *dw = once + N * C, *dw2 = twice + N * C;
     ref_layernorm_backward(once, dw, dw + C, dw + 2 * C, drows, in, mean, rstd, weight, N, C, false,
                            false, false);
+
     memcpy(twice, once, sizeof once);
     memcpy(first_sum, dw + 2 * C, sizeof first_sum);
     ref_layernorm_backward(twice, dw2, dw2 + C, dw2 + 2 * C, drows, in, mean, rstd, weight, N, C,
                            true, true, true);
+
     for (int i = 0; i < N * C + 2 * C; i++) assert_true(fabs(twice[i] - 2.0 * once[i]) <= 1e-12);
     for (int c = 0; c < C; c++)
         assert_true(fabs(dw2[2 * C + c] - 3.0 * first_sum[c]) <= 1e-12); // of din twice as large
@@ -210,6 +216,7 @@ TEST(attention_sees_no_later_position) {
 
 TEST(heads_that_share_keys_and_values_are_heads_with_copies_of_them) {
     double shared[N * 2 * C], grouped[N * C], grouped_lse[B * NH * T];
+
     fill(shared, N * 2 * C, 1.0); // q of two heads, k and v of one
     for (int n = 0; n < N; n++)
         for (int i = 0; i < 3 * C; i++) {
@@ -217,6 +224,7 @@ TEST(heads_that_share_keys_and_values_are_heads_with_copies_of_them) {
             const int from = head < NH ? head : NH + (head - NH) / NH;
             qkv[n * 3 * C + i] = shared[n * 2 * C + from * HS + i % HS];
         }
+
     ref_attention_forward(grouped, grouped_lse, shared, B, T, NH, 1, HS);
     ref_attention_forward(rows, lse, qkv, B, T, NH, NH, HS);
     assert_memory_equal(rows, grouped, sizeof grouped);
@@ -234,12 +242,15 @@ TEST(rmsnorm_backward_is_the_derivative) {
     double din[N * C], again[N * C], dweight[C], twice[C], din_sum[C], sum_again[C];
     fill(in, N * C, 1.0), fill(weight, C, 1.0), fill(drows, N * C, 1.0);
     rms_objective();
+
     ref_rmsnorm_backward(din, dweight, din_sum, drows, in, rstd, weight, N, C, false, false, false);
     check_gradient("din", rms_objective, in, din, N * C);
     check_gradient("dweight", rms_objective, weight, dweight, C);
+
     memcpy(again, din, sizeof din), memcpy(twice, dweight, sizeof twice),
         memcpy(sum_again, din_sum, sizeof din_sum);
     ref_rmsnorm_backward(again, twice, sum_again, drows, in, rstd, weight, N, C, true, true, true);
+
     for (int i = 0; i < N * C; i++) assert_true(fabs(again[i] - 2.0 * din[i]) <= 1e-12);
     for (int c = 0; c < C; c++) {
         assert_true(fabs(twice[c] - 2.0 * dweight[c]) <= 1e-12);
@@ -273,31 +284,37 @@ TEST(qk_norm_rope_backward_is_the_derivative) {
     fill(packed, N * PACKED, 1.0), fill(q_weight, PAIRS, 1.0), fill(k_weight, PAIRS, 1.0);
     fill(drotated, N * PACKED, 1.0);
     qk_objective();
+
     memcpy(d, drotated, sizeof d);
     ref_qk_norm_rope_backward(d, dq, dk, packed, rstd_of_heads, q_weight, k_weight, angles, heads,
                               false);
     check_gradient("dqkv", qk_objective, packed, d, N * PACKED);
     check_gradient("dq_weight", qk_objective, q_weight, dq, PAIRS);
     check_gradient("dk_weight", qk_objective, k_weight, dk, PAIRS);
+
     memcpy(dq_twice, dq, sizeof dq), memcpy(dk_twice, dk, sizeof dk), memcpy(d, drotated, sizeof d);
     ref_qk_norm_rope_backward(d, dq_twice, dk_twice, packed, rstd_of_heads, q_weight, k_weight,
                               angles, heads, true);
     for (int i = 0; i < PAIRS; i++)
         assert_true(fabs(dq_twice[i] - 2.0 * dq[i]) <= 1e-12 &&
                     fabs(dk_twice[i] - 2.0 * dk[i]) <= 1e-12);
+
     memcpy(d, drotated, sizeof d);
     ref_qk_norm_rope_backward(d, NULL, NULL, NULL, NULL, NULL, NULL, angles, heads, false);
     check_gradient("dqkv of RoPE alone", rope_objective, packed, d, N * PACKED);
 }
 
-// What RoPE is for: the product of a q and a k depends on how far apart they are, not on where.
+// RoPE is there for this: the product of a q and a k depends on how far apart they are, not on
+// where.
 TEST(rotated_products_depend_on_the_distance) {
     const RefHeads one = {.B = 1, .T = 4, .NH = 1, .NKV = 1, .HS = PAIRS, .maxT = MAX_T};
     double near[4 * 3 * PAIRS], far[4 * 3 * PAIRS];
+
     ref_rope_table(angles, MAX_T, PAIRS, 100.0);
     fill(packed, 4 * 3 * PAIRS, 1.0);
     ref_qk_norm_rope_forward(near, NULL, packed, NULL, NULL, angles, one, 0.0, 0);
     ref_qk_norm_rope_forward(far, NULL, packed, NULL, NULL, angles, one, 0.0, 2);
+
     for (int i = 0; i < 4; i++)
         for (int j = 0; j <= i; j++) {
             const double *q = near + i * 3 * PAIRS, *k = near + j * 3 * PAIRS + PAIRS;
@@ -361,6 +378,7 @@ static void check_whole_model(const char *descriptor) {
     Parameter *table = parameter_table(&config);
     int count = parameter_count(&config);
     assert_true(count <= MAX_TENSORS);
+
     for (int i = 0; i < count; i++) {
         int64_t n = parameter_numel(&table[i]);
         params[i] = malloc((size_t)n * sizeof(double)),
@@ -369,6 +387,7 @@ static void check_whole_model(const char *descriptor) {
     }
     for (int i = 0; i < B * (T + 1); i++)
         windows[i] = (int32_t)(philox(seed, 98, (uint64_t)i).v[0] % V);
+
     ref_gpt2(&config, params, windows, B, T, NULL, NULL, grads);
     // The gradient of the key bias is zero (softmax ignores a shift), so all vectors are compared
     // with their tensor.
@@ -376,6 +395,7 @@ static void check_whole_model(const char *descriptor) {
         snprintf(text, sizeof text, "%s: %s", descriptor, table[i].name);
         check_gradient(text, model_objective, params[i], grads[i], parameter_numel(&table[i]));
     }
+
     for (int i = 0; i < count; i++) free(params[i]), free(grads[i]);
     free(table);
 }

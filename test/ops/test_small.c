@@ -32,11 +32,13 @@ OP_TEST(gelu_leaves_large_numbers_as_they_are) {
     enum { N = 100 };
     op_begin(elements_shape(dtype), "gelu_forward of large numbers");
     OpTensor pre = op_input(dtype, "pre", DIMS(N), 1.0), out = op_output(dtype, "out", DIMS(N));
+
     for (int i = 0; i < N; i++) {
         pre.v[i] = i % 4 == 0 ? -1000.0 : 8.0 + 0.125 * (i * 37 % N);
         out.v[i] = fmax(pre.v[i], 0.0);
     }
     op_upload(&pre);
+
     gelu_forward(out.t, pre.t);
     const double *got = op_download(out);
     for (int i = 0; i < N;
@@ -46,6 +48,7 @@ OP_TEST(gelu_leaves_large_numbers_as_they_are) {
                                                    : 0.0;
         if (!(fabs(got[i] - out.v[i]) <= bound)) op_fail("gelu(%g) is %.9g", pre.v[i], got[i]);
     }
+
     op_end();
 }
 
@@ -78,6 +81,7 @@ static void stack_case(DType dtype, DType other, int64_t n, int64_t elements, in
              sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(n), 0.0);
     Tensor from[STACK_MAX], to[STACK_MAX];
     float factors[STACK_MAX];
+
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = i * (elements + 8) + skipped;
         from[n - 1 - i] = tensor_slice_elements(in.t, at, elements); // in any order
@@ -89,14 +93,17 @@ static void stack_case(DType dtype, DType other, int64_t n, int64_t elements, in
     }
     op_upload(&sumsq);
     op_upload(&out);
+
     stack_gather(stack.t, from, sumsq.t);
     for (int64_t i = 0; i < n; i++)
         ref_normalize(stack.v + i * elements, in.v + (n - 1 - i) * (elements + 8) + skipped,
                       sumsq.v[i], elements);
     op_check(stack, dtype);
+
     // The other way from what is there, so that each element is rounded once.
     const double *there = op_download(stack);
     for (int64_t e = 0; e < n * elements; e++) stack.v[e] = there[e];
+
     stack_scatter(to, stack.t, factors);
     for (int64_t i = 0; i < n; i++)
         for (int64_t e = 0; e < elements; e++)
@@ -134,6 +141,7 @@ OP_TEST(slices_of_tensors_match) {
         op_begin_tensors_at(8);
         axpby_case(dtype, 999, 0, i);
     }
+
     op_begin_tensors_at(8);
     fill_case(dtype, 999, 0.1f, 0);
     op_begin_tensors_at(8);

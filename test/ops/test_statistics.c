@@ -16,6 +16,7 @@ static void fill_with_every_size(float *x, int64_t n) {
                                        0x43E10000, 0x47600000, 0x47610000, 0x7F7F0000, 0x7F7F0001,
                                        0x7F7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000};
     enum { SPECIAL = sizeof special / sizeof *special };
+
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits = (uint32_t)i * 2654435761u;
         if (i % 3 == 1) bits = special[i / 3 % SPECIAL];
@@ -53,11 +54,13 @@ OP_TEST(numbers_of_every_size_are_counted_to_the_last_one) {
         for (int f = 0; f < NUM_FORMATS; f++) {
             op_begin(elements_shape(dtype), "%d elements as %s", (int)n, dtype_name(formats[f]));
             OpTensor x = op_output(dtype, "x", DIMS(n));
+
             float *hard = malloc((size_t)n * sizeof *hard);
             void *bytes = malloc((size_t)n * sizeof *hard);
             fill_with_every_size(hard, n);
             convert_elements(bytes, dtype, hard, DTYPE_FP32, n);
             op_write(x.t, bytes);
+
             double *values = values_of(bytes, dtype, n);
             stats_compare(x.t, values, formats[f]);
             free(hard), free(bytes), free(values);
@@ -81,11 +84,13 @@ OP_TEST(a_large_tensor_has_the_same_bits_each_time) {
     TensorStats got[2];
     op_begin(elements_shape(dtype), "%d elements", (int)n);
     OpTensor x = op_input(dtype, "x", DIMS(n), 3.0);
+
     for (int i = 0; i < 2; i++) {
         OpTensor stats = stats_tensor((TensorStats){0});
         tensor_statistics(stats.t, x.t, DTYPE_E4M3);
         op_read(&got[i], stats.t);
     }
+
     assert_memory_equal(&got[0], &got[1], sizeof got[0]);
     stats_compare(x.t, x.v, DTYPE_E4M3);
     op_end();

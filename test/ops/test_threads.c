@@ -69,10 +69,12 @@ static uint64_t layernorm_bits(DType dtype) {
              dbias = op_output(DTYPE_FP32, "dbias", DIMS(C));
     OpTensor dweight = op_output(DTYPE_FP32, "dweight", DIMS(C)),
              din_sum = op_output(DTYPE_FP32, "din_sum", DIMS(C));
+
     layernorm_forward(out.t, mean.t, rstd.t, in.t, weight.t, bias.t, 1e-5f);
     layernorm_backward(gradient_to(din.t, true), gradient_to(dweight.t, false),
                        gradient_to(dbias.t, false), gradient_to(din_sum.t, false), dout.t, in.t,
                        mean.t, rstd.t, weight.t);
+
     uint64_t forward = op_digest(op_digest(op_digest(0, out), mean), rstd);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dweight), dbias), din_sum);
 }
@@ -98,6 +100,7 @@ static uint64_t decoding_bits(DType dtype) {
              position = op_tokens("position", DIMS(1), 1);
     OpTensor cache = op_output(dtype, "cache", DIMS(B, 2 * NH, T, C / NH)),
              out = op_output(dtype, "out", DIMS(B, C));
+
     uint64_t digest = 0;
     kv_cache_store(cache.t, prompt.t, 0);
     for (int t = T - 2; t < T; t++) {
@@ -109,7 +112,7 @@ static uint64_t decoding_bits(DType dtype) {
     return op_digest(digest, cache);
 }
 
-// Of blocks after GPT-2; nothing where they cannot run.
+// The bits are of blocks after GPT-2; there are none where they cannot run.
 static uint64_t blocks_bits(DType dtype) {
     enum { NKV = 2, QH = 4, HS = 18, COLUMNS = (QH + 2 * NKV) * HS };
     if (!is_cpu()) return 0;
@@ -173,12 +176,14 @@ static uint64_t update_bits(DType dtype, UpdateRule rule, DType kept) {
                                            .stream = i});
         tensors[i] = p[i].update;
     }
+
     const Tensor control = control_with(1.0f, SKIP_NONE);
     UpdateList list = update_list(tensors, UPDATED);
     adafactor_statistics(&list, control);
     momentum_update(&list, update_params, control);
     optimizer_update(&list, 0, UPDATED, update_params, control);
     update_list_free(&list);
+
     uint64_t digest = 0;
     for (int i = 0; i < UPDATED; i++) digest = parameter_digest(&p[i], digest);
     return digest;
@@ -214,11 +219,13 @@ static uint64_t small_bits(DType dtype) {
              sum = op_output(dtype, "sum", DIMS(N, C));
     OpTensor sumsq = op_input(DTYPE_FP32, "sumsq", DIMS(1), 0.0),
              unit = op_output(dtype, "unit", DIMS(1, N, C));
+
     sequence_losses(sums.t, losses.t, false);
     gelu_forward(gelu.t, pre.t);
     tensor_cast(cast.t, gelu.t);
     tensor_axpby(sum.t, 0.3f, pre.t, -1.7f, gelu.t);
     stack_gather(unit.t, &cast.t, sumsq.t);
+
     return op_digest(op_digest(op_digest(op_digest(op_digest(0, sums), gelu), cast), sum), unit);
 }
 
@@ -233,11 +240,13 @@ static uint64_t matmul_bits(DType dtype) {
              dweight = op_output(DTYPE_FP32, "dweight", DIMS(4 * C, C));
     OpTensor dbias = op_output(DTYPE_FP32, "dbias", DIMS(4 * C)),
              dpre = op_output(dtype, "dpre", DIMS(N, C));
+
     matmul_gelu_forward(out.t, pre.t, in.t, weight.t, bias.t);
     matmul_backward_input(din.t, dout.t, weight.t);
     matmul_gelu_backward_input(dpre.t, dout.t, weight.t, in.t, NULL);
     matmul_backward_weight(gradient_to(dweight.t, false), gradient_to(dbias.t, false), dout.t,
                            in.t);
+
     uint64_t forward = op_digest(op_digest(0, out), pre);
     return op_digest(op_digest(op_digest(op_digest(forward, din), dpre), dweight), dbias);
 }
@@ -329,16 +338,19 @@ OP_TEST(ops_give_the_same_bits_in_any_order_of_execution) {
         print_message("a GPU runs threads in its own order\n");
         skip();
     }
+
     enum { MAX_ORDERS = 5 };
     uint64_t bits[MAX_ORDERS][NUM_FAMILIES] = {{0}};
     const bool all = !is_cpu();
     const int orders = num_orders();
     assert_true(orders <= MAX_ORDERS);
+
     for (int order = 0; order < orders; order++) {
         execute_in_order(order);
         for (int i = 0; i < NUM_FAMILIES; i++)
             if (all || families[i].our_own) bits[order][i] = run(i, dtype);
     }
+
     execute_in_usual_order();
     for (int order = 1; order < orders; order++)
         for (int i = 0; i < NUM_FAMILIES; i++)

@@ -32,6 +32,7 @@ static void apart_run(void **state) {
         t->body(state);
         return;
     }
+
 #ifndef HAVE_CUDNN
     if (t->cudnn) {
         print_message(
@@ -39,12 +40,14 @@ static void apart_run(void **state) {
         skip();
     }
 #endif
+
 #ifdef __SANITIZE_ADDRESS__
     if (strcmp(t->capability, "90") != 0) {
         print_message("the sanitizers' builds hold PTX of sm_90 only\n");
         skip();
     }
 #endif
+
     char cache[] = P_tmpdir "/tuning.XXXXXX", program[4096];
     const int file = mkstemp(cache);
     const ssize_t length = readlink("/proc/self/exe", program, sizeof program - 1);
@@ -52,6 +55,7 @@ static void apart_run(void **state) {
     close(file);
     program[length] = '\0';
     fflush(stdout);
+
     const pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -66,6 +70,7 @@ static void apart_run(void **state) {
         execl(program, program, "here", (char *)NULL);
         _exit(127);
     }
+
     int status = 0;
     assert_int_equal(waitpid(child, &status, 0), child);
     unlink(cache);

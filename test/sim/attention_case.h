@@ -35,8 +35,10 @@ static inline Case begin(AttentionShape s, const char *what) {
                             .Vp = 128,
                             .num_tensors = 1,
                             .dtype = s.dtype};
+
     op_begin(shape, "%s: B=%d T=%d NH=%d NKV=%d HS=%d %s", what, (int)s.B, (int)s.T, (int)s.NH,
              (int)s.NKV, (int)s.HS, dtype_name(s.dtype));
+
     Case c = {.shape = s};
     c.qkv = op_input(s.dtype, "qkv", DIMS(s.B, s.T, columns), 1.0);
     c.dout = op_input(s.dtype, "dout", DIMS(s.B, s.T, C), 1.0);

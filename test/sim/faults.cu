@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { N = 64 };
-// What LAUNCH asks the backend, of which nothing else is here.
+// LAUNCH asks the backend for this, of which nothing else is here.
 CudaBackend cuda_backend;
 
 static void require(cudaError_t status) {
@@ -569,7 +569,7 @@ template <bool WRONG> static void too_many_threads() {
     fill_kernel<<<1, WRONG ? 1025 : 1024>>>(device_floats(1024), 1.0f);
     require(cudaGetLastError());
 }
-// What llmc/cuda launches by ends the program; who launches without it has to ask.
+// LAUNCH, by which llmc/cuda launches, ends the program; who launches without it has to ask.
 template <bool WRONG> static void refused_launch() {
     LAUNCH(fill_kernel, 1, WRONG ? 1025 : 1024, 0, nullptr)(device_floats(1024), 1.0f);
 }

@@ -58,7 +58,7 @@ Model *__wrap_model_create(const ModelOptions *options, Error *err) {
     return model;
 }
 
-// What the loaded batch was unpacked to stays.
+// The inputs and the targets stay: the loaded batch was unpacked to them.
 static void poison(const Model *model) {
     if (!apart()) return;
     for (int i = 0; i < memory_plan_count(model->plan); i++) {

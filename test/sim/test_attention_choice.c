@@ -65,6 +65,7 @@ APART_TEST(the_fastest_of_three_backward_passes_is_taken_remembered_and_restored
         {"92500,stored:slow,ordered:slow", "92500,stored:idle,ordered:idle",
          "forward cuDNN 9.25.0, backward own kernels (faster backward than cuDNN 9.25.0)"},
     };
+
     char cache[PATH_MAX];
     snprintf(cache, sizeof cache, "%s", getenv("PRETRAIN_CACHE"));
     for (int i = 0; i < 3; i++) {
@@ -74,12 +75,14 @@ APART_TEST(the_fastest_of_three_backward_passes_is_taken_remembered_and_restored
             setenv("PRETRAIN_CACHE", run == 2 ? "off" : cache, 1);
             setenv("SIM_CUDNN", run == 0 ? cases[i].cudnn : cases[i].later, 1);
             choices_file_close();
+
             start(ATTENTION_AUTO);
             if (run == 2) assert_true(device_restore_tuning(chosen));
             const long before = sim_cudnn_counts.run;
             run_once(cases[i].cudnn);
             expect_text(cuda_attention_description(), cases[i].taken);
             if (run > 0) assert_int_equal(sim_cudnn_counts.run - before, i == 2 ? 1 : 2);
+
             free(chosen);
             chosen = device_tuning();
             device_shutdown();
@@ -88,7 +91,7 @@ APART_TEST(the_fastest_of_three_backward_passes_is_taken_remembered_and_restored
     }
 }
 
-// What is wrong with one of them leaves the others in the contest.
+// A vice of one of them leaves the others in the contest.
 APART_TEST(the_other_backward_pass_of_cudnn_is_taken_where_one_is_of_no_use, "92500", "90") {
     static const char *const vices[] = {"wrong", "idle", "unrepeatable", "uncompilable"};
     setenv("PRETRAIN_CACHE", "off", 1);
@@ -96,14 +99,17 @@ APART_TEST(the_other_backward_pass_of_cudnn_is_taken_where_one_is_of_no_use, "92
         char settings[64];
         snprintf(settings, sizeof settings, "92500,stored:%s%s",
                  i < 4 ? "" : "unrepeatable,ordered:", vices[i % 4]);
+
         setenv("SIM_CUDNN", settings, 1);
         choices_file_close();
         start(ATTENTION_AUTO);
         run_once(settings);
+
         const bool is_own =
             strstr(cuda_attention_description(), "backward own kernels (cuDNN") != NULL;
         const bool in_order =
             strstr(cuda_attention_description(), "backward cuDNN 9.25.0 with dQ in order") != NULL;
+
         if (i < 4 ? !in_order : !is_own) op_fail("%s: %s", settings, cuda_attention_description());
         device_shutdown();
     }
@@ -165,11 +171,13 @@ APART_TEST(own_kernels_make_the_bias_gradient_and_cudnn_leaves_it, "1", "90") {
         setenv("SIM_CUDNN", simulated[i], 1);
         choices_file_close();
         start(choices[i]);
+
         Case c = begin(small, "the bias gradient");
         forward(&c);
         backward(&c);
         specify(&c);
         check(&c);
+
         const bool is_own = i == 1 || i == 2;
         if (!c.left.to.data != is_own) op_fail("dbias was %s", is_own ? "left" : "made");
         op_end();
@@ -304,6 +312,7 @@ APART_TEST(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90") {
         {{1, 16, 1, 1, 12, DTYPE_BF16},
          "own kernels (cuDNN has no fused attention for head size 12)"},
     };
+
     start(ATTENTION_CUDNN);
     for (int i = 0; i < 2; i++) {
         Case c = begin(cases[i].shape, "not for cuDNN");
@@ -314,6 +323,7 @@ APART_TEST(types_and_head_sizes_that_cudnn_lacks_take_own_kernels, "1", "90") {
         expect_text(cuda_attention_description(), cases[i].expected);
         op_end();
     }
+
     assert_int_equal(sim_cudnn_counts.run, 0);
     device_shutdown();
 }
@@ -339,13 +349,16 @@ APART_TEST(with_attention_own_cudnn_is_not_asked, "1", "90") {
 APART_TEST(attention_fast_takes_a_backward_pass_whose_bits_change, "1,unrepeatable", "90") {
     static const char expected[] =
         "forward cuDNN 9.19.0, backward cuDNN 9.19.0 without repeatable bits";
+
     start(ATTENTION_FAST);
     Case c = begin(small, "described");
     expect_text(cuda_attention_description(), expected);
+
     forward(&c);
     backward(&c);
     specify(&c);
     check(&c);
+
     expect_text(cuda_attention_description(), expected);
     op_end();
     assert_int_equal(sim_cudnn_counts.launched, 2 * 2); // nothing is timed

@@ -39,21 +39,25 @@ static void case_matches(const struct Case *c, DType dtype, int shared_per_block
     OpTensor targets = op_tokens("targets", DIMS(ROWS), c->V);
     OpTensor forward = op_output(DTYPE_FP32, "losses", DIMS(ROWS));
     OpTensor backward = op_output(DTYPE_FP32, "losses of backward", DIMS(ROWS));
+
     // The padding is larger than anything else, and must not count: as a maximum it would leave no
     // exponential above 0.
     for (int64_t r = 0; r < ROWS; r++)
         for (int64_t v = c->V; v < c->Vp; v++) logits.v[r * c->Vp + v] = 1000.0;
     targets.tokens[0] = 0, targets.tokens[ROWS - 1] = (int32_t)c->V - 1;
     op_upload(&logits), op_upload(&targets);
+
     const int32_t *device_targets = targets.t.data;
     cross_entropy(forward.t.data, logits.t, device_targets, c->V, false, 1.0f, tensor_none());
     cross_entropy(backward.t.data, logits.t, device_targets, c->V, true, SCALE,
                   op_control(step_control_initial(LOSS_SCALE)));
+
     for (int64_t r = 0; r < ROWS; r++)
         forward.v[r] = row_reference(logits.v + r * c->Vp, targets.tokens[r], c->V, c->Vp);
     op_check_same_bits(forward, backward);
     op_check_logarithms(forward, DTYPE_FP32, 1.0);
     op_check(logits, dtype);
+
     const double *gradient = op_download(logits);
     for (int64_t r = 0; r < ROWS; r++)
         for (int64_t v = c->V; v < c->Vp; v++) assert_true(gradient[r * c->Vp + v] == 0.0);

@@ -41,6 +41,7 @@ static void a_form_computes_attention(AttentionChoice form, const char *describe
         Case c = begin(shapes[i], "both passes by cuDNN");
         forward(&c);
         backward(&c);
+
         specify(&c);
         op_check(c.out, shapes[i].dtype);
         op_check_logarithms(c.lse, shapes[i].dtype, 1.0);
@@ -49,6 +50,7 @@ static void a_form_computes_attention(AttentionChoice form, const char *describe
         expect_text(cuda_attention_description(), described);
         op_end();
     }
+
     assert_int_equal(sim_cudnn_counts.run,
                      2 * 2 * NUM_SHAPES); // the first time twice: see decide in attention.c
     device_shutdown();
@@ -74,14 +76,17 @@ APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
     Error why = {""};
     start_with_library();
     Case c = begin(s, "dQ collected");
+
     const int64_t squares = s.B * s.NH * s.T * s.T * 2;
     CudnnAttention *ordinary =
         cudnn_attention_create(ATTENTION_BACKWARD, s, BY_CUDNN_STORED, 2 * squares, &why);
     CudnnAttention *collecting =
         cudnn_attention_create(ATTENTION_BACKWARD, s, BY_CUDNN_ORDERED, squares, &why);
     if (!ordinary || !collecting) op_fail("%s", why.text);
+
     assert_true(cudnn_attention_workspace(ordinary) > squares);
     assert_true(cudnn_attention_workspace(collecting) <= squares);
+
     OpTensor workspace =
         op_output(DTYPE_U8, "workspace", DIMS(cudnn_attention_workspace(collecting)));
     forward(&c);
@@ -89,8 +94,10 @@ APART_TEST(the_graph_that_collects_dq_computes_attention, "92500", "90") {
         !cudnn_attention_run(collecting, c.out.t, c.lse.t, c.qkv.t, c.dqkv.t, c.dout.t,
                              workspace.t.data, &why))
         op_fail("%s", why.text);
+
     specify(&c);
     check(&c);
+
     cudnn_attention_destroy(ordinary), cudnn_attention_destroy(collecting);
     op_end();
     device_shutdown();
@@ -103,6 +110,7 @@ APART_TEST(captured_launches_are_replayed, "1", "90") {
     Error err;
     start(ATTENTION_CUDNN);
     Case c = begin((AttentionShape){2, 40, 2, 2, 32, DTYPE_BF16}, "captured");
+
     DeviceGraph *graph = device_graph_create(&err);
     uint64_t bits[3];
     for (int i = 0; i < 3; i++) {
@@ -116,11 +124,13 @@ APART_TEST(captured_launches_are_replayed, "1", "90") {
         device_sync();
         bits[i] = op_digest(op_digest(op_digest(0, c.out), c.lse), c.dqkv);
     }
+
     specify(&c);
     check(&c);
     assert_true(bits[0] == bits[1] && bits[1] == bits[2]);
     assert_int_equal(sim_cudnn_counts.launched, 3 * 2); // the first time twice
     assert_int_equal(sim_cudnn_counts.run, 4 * 2);
+
     device_graph_destroy(graph);
     op_end();
     device_shutdown();
@@ -140,12 +150,14 @@ static bool is_seen(Case *c, Fault fault, OpTensor workspace) {
     const int64_t squares = c->shape.B * c->shape.NH * c->shape.T * c->shape.T * 2;
     Error why;
     double error = 0.0;
+
     plant(fault);
     CudnnAttention *a = cudnn_attention_create(
         pass, c->shape, fault.kind == CUDNN_BACKWARD_COLLECTED ? BY_CUDNN_ORDERED : BY_CUDNN_STORED,
         2 * squares, &why);
     bool runs = a && cudnn_attention_compile(a, &why);
     op_poison(workspace); // what the fault before left there may be right
+
     if (runs && pass == ATTENTION_FORWARD) {
         op_poison(c->out), op_poison(c->lse);
         runs = cudnn_attention_run(a, c->out.t, c->lse.t, c->qkv.t, tensor_none(), tensor_none(),
@@ -157,6 +169,7 @@ static bool is_seen(Case *c, Fault fault, OpTensor workspace) {
                                    workspace.t.data, &why);
         error = distance(c->dqkv);
     }
+
     remove_fault();
     cudnn_attention_destroy(a);
     return !runs || !(error <= 2 * op_tolerance(c->shape.dtype)); // also when it is NaN
@@ -167,6 +180,7 @@ static void expect_seen(const Fault *faults, int n) {
     start_with_library();
     Case c = begin(s, "planted faults");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
+
     specify(&c);
     for (int i = 0; i < n; i++) {
         if (faults[i].kind != CUDNN_FORWARD) op_upload(&c.out), op_upload(&c.lse);
@@ -174,6 +188,7 @@ static void expect_seen(const Fault *faults, int n) {
             op_fail("%s, operation %d left out, %s: not seen", kind_names[faults[i].kind],
                     faults[i].leave_out, faults[i].what ? faults[i].what : "");
     }
+
     op_end();
     device_shutdown();
 }
@@ -292,6 +307,7 @@ APART_TEST(every_failing_call_is_reported_and_leaves_nothing_behind, "1", "90") 
     Case c = begin(small, "failing calls");
     OpTensor workspace = op_output(DTYPE_U8, "workspace", DIMS(1 << 20));
     forward(&c);
+
     real = cudnn;
     cudnn = (CudnnFunctions){real.cudnnGetVersion,
                              real.cudnnGetErrorString,
@@ -305,6 +321,7 @@ APART_TEST(every_failing_call_is_reported_and_leaves_nothing_behind, "1", "90") 
                              failing_get,
                              failing_finalize,
                              failing_execute};
+
     for (int pass = 0; pass < ATTENTION_PASSES; pass++) {
         bool ok = false;
         long n = 0;
@@ -319,6 +336,7 @@ APART_TEST(every_failing_call_is_reported_and_leaves_nothing_behind, "1", "90") 
         }
         assert_true(n > 200); // it was the call behind the last one
     }
+
     cudnn = real;
     op_end();
     device_shutdown();

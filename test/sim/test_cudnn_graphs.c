@@ -1,12 +1,12 @@
 // cuDNN's attention without a GPU: the graphs of llmc/cuda/cudnn_graph.c and the choice of
 // cudnn_plan.c, for GPUs that are described by a text.
 //
-// What is proven where. With libcudnn, and with the stand-in for libcuda that lies beside this
-// program: cuDNN recognises each graph, has a fused engine for it on the architecture, compiles its
-// kernel, and the plan is finished. With a driver's library that this stand-in does not satisfy
-// (another version of cuDNN): all of that but the kernel's loading, which is the last step. Without
-// libcudnn: nothing, and every test says so and is skipped. Nowhere: that the kernels compute what
-// they should, and how fast; that takes a GPU.
+// The libraries decide what is proven. With libcudnn, and with the stand-in for libcuda that lies
+// beside this program: cuDNN recognises each graph, has a fused engine for it on the architecture,
+// compiles its kernel, and the plan is finished. With a driver's library that this stand-in does
+// not satisfy (another version of cuDNN): all of that but the kernel's loading, which is the last
+// step. Without libcudnn: nothing, and every test says so and is skipped. Nowhere: that the kernels
+// compute what they should, and how fast; that takes a GPU.
 //
 // CUDNN_GRAPHS=all compiles a kernel of each kind for every architecture and head size, 80 s of
 // processor time; otherwise one of each kind is compiled and the rest goes up to the choice of the
@@ -36,8 +36,7 @@ const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
 // ----------------------------------------------------------------------------------------- devices
 
-// What support depends on. The rest of the properties is filled in with what most of these GPUs
-// have.
+// Support depends on these properties. The rest is filled in with what most of these GPUs have.
 typedef struct {
     const char *name;
     int compute_capability, units, shared_per_block, blocks_per_unit, threads_per_unit;
@@ -71,6 +70,7 @@ static cudnnBackendDescriptor_t describe(const DeviceText *d) {
         "\"driverVer\": 13000, \"deviceName\": \"%s\"}",
         d->units, d->shared_per_block, d->blocks_per_unit, d->threads_per_unit,
         d->compute_capability * 10, d->name);
+
     cudnnBackendDescriptor_t device = cudnn_device_of_text(json, &err);
     if (!device) fail_msg("%s: %s", d->name, err.text);
     return device;
@@ -120,7 +120,7 @@ static int open_library(void *file) {
     return 0;
 }
 
-// What loading the library says when CUDNN_LIBRARY is set to file, asked in a process of its own.
+// Loading the library says this when CUDNN_LIBRARY is set to file. A process of its own asks.
 static void expect_refusal(char *file, const char *expected) {
     char said[sizeof(Error)];
     status_of_child(open_library, file, said, sizeof said);
@@ -168,6 +168,7 @@ TEST(graphs_are_recognised_on_every_architecture_type_head_size_and_odd_context)
                                      half = {4, 1024, 12, 12, HS, DTYPE_FP16};
                 const AttentionShape odd = {2, 77, 3, 3, HS, DTYPE_BF16},
                                      shared = {4, 1024, 12, 4, HS, DTYPE_BF16};
+
                 const bool variants = compile && HS == 64 && (d == A100 || d == H200);
                 expect_accepted(&devices[d], (CudnnGraphKind)kind, even, compile);
                 expect_accepted(&devices[d], (CudnnGraphKind)kind, half, variants);
@@ -190,7 +191,7 @@ TEST(small_shapes_and_other_head_sizes_are_recognised) {
         }
 }
 
-// What the two tests below ask cuDNN for: GPT-2 124M at B=64, and the same with three heads of q
+// The two tests below ask cuDNN for these: GPT-2 124M at B=64, and the same with three heads of q
 // for each of k and v.
 static AttentionShape shape_of_a_run(int shared) {
     return (AttentionShape){64, 1024, 12, shared ? 4 : 12, 64, DTYPE_BF16};
@@ -223,18 +224,20 @@ static CudnnPass *plan_of_a_run(const DeviceText *d, cudnnBackendDescriptor_t de
     return p;
 }
 
-// Which engine serves, and in how much workspace, is the table of cudnn_plan.c: an engine made for
-// the architecture on sm_90 and sm_100, the one for sm_80 elsewhere. No more workspace than the
-// planner counts.
+// The table of cudnn_plan.c says which engine serves, and in how much workspace: an engine made for
+// the architecture on sm_90 and sm_100, the one for sm_80 elsewhere. It takes no more workspace
+// than the planner counts.
 TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
     need_cudnn();
     for (int d = 0; d < NUM_DEVICES; d++)
         for (int i = 0; i < 2 * ATTENTION_PASSES; i++) {
             const AttentionPass pass = (AttentionPass)(i / 2);
             const AttentionShape shape = shape_of_a_run(i % 2);
+
             cudnnBackendDescriptor_t device = describe(&devices[d]);
             CudnnPass *p = plan_of_a_run(&devices[d], device, pass, shape, BY_CUDNN_STORED);
             if (!p) return;
+
             assert_true(p->kind == (pass ? CUDNN_BACKWARD : CUDNN_FORWARD));
             assert_true(cudnn_graph_has(p->graph, CUDNN_DSUM) == (pass == ATTENTION_BACKWARD));
             assert_false(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS));
@@ -242,6 +245,7 @@ TEST(a_run_gets_plans_that_repeat_on_every_architecture) {
             ops.forward_only = pass == ATTENTION_FORWARD;
             assert_in_range(p->workspace.bytes, 0,
                             cuda_size_cudnn(ops, devices[d].compute_capability, NO_LIMIT));
+
             cudnn_pass_destroy(p);
             cudnn_destroy(device);
         }
@@ -258,11 +262,13 @@ TEST(the_form_that_need_not_repeat_is_made_where_it_is_asked_for) {
             CudnnPass *p =
                 plan_of_a_run(&devices[d], device, ATTENTION_BACKWARD, shape, BY_CUDNN_UNORDERED);
             if (!p) return;
+
             assert_true(p->kind == CUDNN_BACKWARD_COLLECTED);
             assert_true(cudnn_graph_has(p->graph, CUDNN_DQ_SUMS));
             assert_in_range(
                 p->workspace.bytes, 0,
                 cuda_size_cudnn_fast(ops_shape_of(shape), devices[d].compute_capability));
+
             cudnn_pass_destroy(p);
             cudnn_destroy(device);
         }
@@ -288,13 +294,16 @@ static int plan_with(void *context) {
     static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL,
                                   SIGABRT}; // cmocka's handlers would go on
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
+
     const AttentionShape shape = {2, 256, 3, 3, 64, DTYPE_BF16};
     Error err = {""};
     cudnnBackendDescriptor_t device = describe(&devices[H200]);
+
     plant(*fault);
     CudnnGraph *graph = cudnn_graph_create(fault->kind, shape, &err);
     CudnnPlan *plan = graph ? cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err) : NULL;
     const bool ok = plan && compiles(plan, &err);
+
     fputs(err.text, stderr);
     return ok ? 0 : 1;
 }
@@ -318,12 +327,14 @@ TEST(a_graph_that_lacks_an_operation_is_refused) {
         Error why;
         int refused = 0;
         if (!accepted(fault, &why)) fail_msg("%s: %s", kind_names[kind], why.text);
+
         for (fault.leave_out = 1; fault.leave_out <= num_operations[kind]; fault.leave_out++)
             if (!accepted(fault, &why))
                 refused++;
             else
                 print_message("%s is accepted without operation %d\n", kind_names[kind],
                               fault.leave_out);
+
         if (refused < num_operations[kind] - 4)
             fail_msg("%s: only %d operations are missed", kind_names[kind], refused);
     }
@@ -348,6 +359,7 @@ TEST(a_wrong_stride_or_operation_is_refused) {
          .from = CUDNN_POINTWISE_EXP,
          .to = CUDNN_POINTWISE_LOG},
     };
+
     for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
         Error why;
         if (accepted(faults[i], &why)) fail_msg("%s was accepted", faults[i].what);
@@ -355,20 +367,22 @@ TEST(a_wrong_stride_or_operation_is_refused) {
     }
 }
 
-// What cudnn_pass_create says before it asks, and what cuDNN itself says when it is asked all the
-// same.
+// cudnn_pass_create refuses before it asks, and cuDNN itself refuses when it is asked all the same.
 TEST(turing_has_no_engine) {
     need_cudnn();
     const AttentionShape shape = {2, 256, 3, 3, 64, DTYPE_FP16};
     Error err = {""};
+
     cudnnBackendDescriptor_t device = describe(&tesla_t4);
     CudnnGraph *graph = cudnn_graph_create(CUDNN_FORWARD, shape, &err);
     assert_non_null(graph);
+
     assert_null(cudnn_plan_create(graph, device, NULL, true, NO_LIMIT, &err));
     assert_null(
         cudnn_pass_create(ATTENTION_FORWARD, shape, device, 75, BY_CUDNN_STORED, NO_LIMIT, &err));
     assert_string_equal(err.text,
                         "cuDNN has no fused attention for sm_75, only for sm_80 and newer");
+
     cudnn_graph_destroy(graph);
     cudnn_destroy(device);
 }

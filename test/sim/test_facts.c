@@ -1,5 +1,5 @@
-// What the CUDA backend says a GPU can do, against the datasheets; and the sensors' library, which
-// is not linked.
+// The tests compare what the CUDA backend says a GPU can do with the datasheets, and check the
+// sensors' library, which is not linked.
 #include "llmc/cuda/datasheet.h"
 #include "llmc/cuda/nvml.h"
 #include "test/test.h"
@@ -42,12 +42,14 @@ TEST(peaks_are_those_of_the_datasheets) {
         assert_near(gpu->name, "fp16 TFLOP/s", gpu_peak_flops(gpu, DTYPE_FP16, true) * 1e-12,
                     datasheets[i].tflops);
         assert_near(gpu->name, "GB/s", gpu_peak_bandwidth(gpu) * 1e-9, datasheets[i].bandwidth);
+
         const double bf16 = gpu_peak_flops(gpu, DTYPE_BF16, true),
                      fp8 = gpu_peak_flops(gpu, DTYPE_E4M3, true);
         if (gpu->compute_capability < 80)
             assert_true(bf16 == 0.0);
         else
             assert_near(gpu->name, "bf16 TFLOP/s", bf16 * 1e-12, datasheets[i].tflops);
+
         assert_true(fp8 == gpu_peak_flops(gpu, DTYPE_E5M2, true));
         if (gpu->compute_capability < 89)
             assert_true(fp8 == 0.0);
@@ -66,6 +68,7 @@ TEST(fp8_needs_tensor_cores_and_a_library_that_know_it) {
         {89, 120100, true},  {90, 120405, true},  {90, 130000, true},  {100, 120605, false},
         {100, 120803, true}, {120, 130000, true},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_true(gpu_has_fp8(cases[i].compute_capability, cases[i].cublaslt) ==
                     cases[i].has_fp8);
@@ -118,19 +121,23 @@ TEST(a_machine_without_nvml_has_no_sensors) {
 // The libraries that sim.mk builds beside this program.
 TEST(why_clocks_are_held_down_is_optional_and_has_two_names) {
     static const char *const libraries[] = {"EventReasons", "ThrottleReasons", "Nothing"};
+
     for (int i = 0; i < 3; i++) {
         char path[4096];
         const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 64);
         assert_true(length > 0);
         path[length] = '\0';
         snprintf(strrchr(path, '/'), 64, "/fake_nvml_%s.so", libraries[i]);
+
         CudaNvml *nvml = cuda_nvml_open(path, "0000:00:00.0");
         if (!nvml) fail_msg("no sensors by %s", path);
+
         DeviceSensors sensors;
         cuda_nvml_read(nvml, &sensors);
         assert_string_equal(sensors.throttle, i < 2 ? "power cap" : "");
         assert_true(sensors.sm_clock_mhz == 1001 && sensors.power_watts == 700 &&
                     sensors.temperature_c == 60);
+
         cuda_nvml_close(nvml);
     }
 }

@@ -121,11 +121,13 @@ static bool run(const Case *c, const char *twin, char *output, size_t size) {
              "build/%s-sim/test/sim/faults %s %s 2>&1",
              strcmp(twin, "right") == 0 && strncmp(c->setting, "SIM_CC", 6) == 0 ? "" : c->setting,
              c->mode, c->fault, twin);
+
     FILE *pipe = popen(command, "r");
     assert_non_null(pipe);
     size_t n = fread(output, 1, size - 1, pipe);
     output[n] = '\0';
     while (fgetc(pipe) != EOF) {}
+
     int status = pclose(pipe);
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }

@@ -71,6 +71,7 @@ static DirectObjects make(const Direct *p) {
     DirectObjects o;
     static const float one = 1.0f;
     const bool ta = p->transa == CUBLAS_OP_T, tb = p->transb == CUBLAS_OP_T;
+
     assert_int_equal(cudaMalloc((void **)&o.memory, PARTS * PART), cudaSuccess);
     assert_int_equal(cudaMemset(o.memory, 0, PARTS * PART), cudaSuccess);
     void *const bias = o.memory + 3 * PART, *const device_scale = o.memory + 4 * PART;
@@ -78,6 +79,7 @@ static DirectObjects make(const Direct *p) {
                      cudaSuccess);
     const void *const scale = p->host_scale ? (const void *)&one : device_scale;
     const int32_t transa = (int32_t)p->transa, transb = (int32_t)p->transb;
+
     assert_int_equal(cublasLtMatmulDescCreate(&o.desc, p->compute, CUDA_R_32F),
                      CUBLAS_STATUS_SUCCESS);
     set(&o, CUBLASLT_MATMUL_DESC_TRANSA, &transa, sizeof transa);
@@ -87,6 +89,7 @@ static DirectObjects make(const Direct *p) {
     set(&o, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &device_scale, sizeof device_scale);
     if (p->epilogue != CUBLASLT_EPILOGUE_DEFAULT)
         set(&o, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+
     cublasLtMatrixLayoutCreate(&o.a, p->a, (uint64_t)(ta ? p->k : p->m),
                                (uint64_t)(ta ? p->m : p->k), ta ? p->k : p->m);
     cublasLtMatrixLayoutCreate(&o.b, p->b, (uint64_t)(tb ? p->n : p->k),
@@ -119,6 +122,7 @@ static bool is_taken(const Direct *p) {
     cublasLtHandle_t handle;
     cublasLtMatmulAlgo_t algorithm;
     const float alpha = 1.0f, beta = 1.0f;
+
     assert_int_equal(cublasLtCreate(&handle), CUBLAS_STATUS_SUCCESS);
     const DirectObjects o = make(p);
     cublasStatus_t status = search(handle, &o, p->b_alignment, &algorithm);
@@ -128,6 +132,7 @@ static bool is_taken(const Direct *p) {
                                 d + p->c_offset, o.d, d, o.d, &algorithm, o.memory + 5 * PART, PART,
                                 NULL);
     }
+
     assert_int_equal(cudaDeviceSynchronize(), cudaSuccess);
     cublasLtMatmulDescDestroy(o.desc);
     cublasLtMatrixLayoutDestroy(o.a), cublasLtMatrixLayoutDestroy(o.b),
@@ -154,20 +159,24 @@ APART_TEST(what_cublaslt_refuses_in_fp8_is_refused, NULL, "90") {
     CASE(expect_taken, (p.a = CUDA_R_8F_E5M2, p.b = CUDA_R_8F_E4M3));
     CASE(expect_taken, p.d = CUDA_R_32F);
     CASE(expect_taken, p.epilogue = CUBLASLT_EPILOGUE_BIAS);
+
     CASE(expect_refused, p.a = CUDA_R_8F_E5M2);                   // both e5m2
     CASE(expect_refused, p.a = CUDA_R_16BF);                      // scales, and mixed with fp8
     CASE(expect_refused, (p.a = CUDA_R_16BF, p.b = CUDA_R_16BF)); // scales without fp8
+
     CASE(expect_refused, p.transa = CUBLAS_OP_N);
     CASE(expect_refused, p.transb = CUBLAS_OP_T);
     CASE(expect_refused, p.m = 24);
     CASE(expect_refused, p.n = 40);
     CASE(expect_refused, p.k = 72);
+
     CASE(expect_refused, p.a_offset = 8);
     CASE(expect_refused, p.d_offset = 8);
     CASE(expect_taken, p.c_offset = PART / 2);
     CASE(expect_refused, p.c_offset = 8);
     CASE(expect_refused, p.c_offset = 256); // partly over D
     CASE(expect_refused, p.b_alignment = 8);
+
     CASE(expect_refused, p.host_scale = true);
     CASE(expect_refused, p.compute = CUBLAS_COMPUTE_32F_FAST_TF32);
     CASE(expect_refused, p.epilogue = CUBLASLT_EPILOGUE_BGRADB);
@@ -263,11 +272,13 @@ APART_TEST(operands_that_are_both_e5m2_or_not_of_multiples_of_16_stop_the_progra
     const char *words = last_words(&p);
     if (!strstr(words, "both e5m2")) op_fail("said: %s", words);
     op_end();
+
     p = product_make(DTYPE_E4M3, DTYPE_E4M3, DTYPE_BF16, "rows");
     p.a.t = tensor_slice_rows(p.a.t, 0, 40), p.out.t = tensor_slice_rows(p.out.t, 0, 40);
     words = last_words(&p);
     if (!strstr(words, "a is 40 x 96")) op_fail("said: %s", words);
     op_end();
+
     p = product_make(DTYPE_E4M3, DTYPE_E4M3, DTYPE_BF16, "alignment");
     p.b.t.data = (char *)p.b.t.data + 8;
     words = last_words(&p);
@@ -286,13 +297,16 @@ APART_TEST(forward_products_may_sum_fast_and_gradients_may_not, NULL, "89") {
         {DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32}, // weight gradient
         {DTYPE_E4M3, DTYPE_E5M2, DTYPE_BF16},
     };
+
     for (int i = 0; i < 4; i++) {
         start("", "");
         Product p = product_make(products[i].a, products[i].b, products[i].out, "sums");
         product_run(&p, false, false); // tries what it finds first
+
         memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
         product_run(&p, false, false);
         product_check(&p, false, false);
+
         assert_int_equal(sim_cublaslt_counts.fp8, 1);
         assert_int_equal(sim_cublaslt_counts.fast_sums, i == 0);
         op_end();
@@ -306,13 +320,16 @@ APART_TEST(biases_of_16_bits_are_in_the_epilogue_and_others_are_added_after_it, 
         int fused;
     } cases[] = {
         {DTYPE_BF16, "", 1}, {DTYPE_FP16, "", 1}, {DTYPE_FP32, "", 0}, {DTYPE_BF16, "bias", 0}};
+
     for (int i = 0; i < 4; i++) {
         start("", cases[i].refused);
         Product p = product_make(DTYPE_E4M3, DTYPE_E4M3, cases[i].out, "bias");
         product_run(&p, true, false); // tries what it finds first
+
         memset(&sim_cublaslt_counts, 0, sizeof sim_cublaslt_counts);
         product_run(&p, true, false);
         product_check(&p, true, false);
+
         assert_int_equal(sim_cublaslt_counts.fp8, 1);
         assert_int_equal(sim_cublaslt_counts.bias, cases[i].fused);
         op_end();
@@ -338,6 +355,7 @@ APART_TEST(fp8_plans_are_timed_once_and_kept_for_the_next_process, NULL, "90") {
             const GemmCounts before = gemm_counts();
             const long searches = sim_cublaslt_counts.searches;
             product_run(&p, true, false);
+
             if (process == 0 && twice == 0) {
                 assert_true(gemm_counts().timed > before.timed &&
                             sim_cublaslt_counts.searches > searches);
@@ -347,10 +365,12 @@ APART_TEST(fp8_plans_are_timed_once_and_kept_for_the_next_process, NULL, "90") {
             }
             assert_int_equal(gemm_counts().plans, 1);
         }
+
         product_check(&p, true, false);
         digests[process] = op_digest(0, p.out);
         if (process == 1) assert_int_equal(runs(), 1 + 2); // once before it is trusted
         op_end();
+
         p = product_make(DTYPE_E5M2, DTYPE_E4M3, DTYPE_BF16, "other formats");
         product_run(&p, false, false);
         product_check(&p, false, false);
@@ -363,15 +383,18 @@ APART_TEST(fp8_plans_are_timed_once_and_kept_for_the_next_process, NULL, "90") {
 // A weight gradient: the first use of its shape adds, and measures on memory of its own.
 APART_TEST(a_first_use_that_accumulates_adds_once_and_takes_what_repeats, NULL, "90") {
     start("all", "");
+
     Product p = product_make(DTYPE_E5M2, DTYPE_E4M3, DTYPE_FP32, "first use accumulates");
     product_run(&p, false, true);
     product_check(&p, false, true);
     product_run(&p, false, false);
     const uint64_t digest = op_digest(0, p.out);
+
     for (int i = 0; i < 3; i++) {
         product_run(&p, false, false);
         assert_true(op_digest(0, p.out) == digest);
     }
+
     assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_IN_PLACE], 0);
     op_end();
 }
@@ -380,10 +403,12 @@ APART_TEST(a_first_use_that_accumulates_adds_once_and_takes_what_repeats, NULL, 
 APART_TEST(a_replayed_product_reads_the_scales_of_its_time, NULL, "90") {
     Error err;
     start("", "");
+
     Product p = product_make(DTYPE_E4M3, DTYPE_E4M3, DTYPE_FP32, "replayed");
     DeviceGraph *graph = device_graph_create(&err);
     assert_non_null(graph);
     int replays = 0;
+
     for (int i = 0; i < 5; i++) {
         p.values[0].scale *= 2.0f, p.values[0].inverse *= 0.5f;
         op_write(p.a_slot.t, &p.values[0]);
@@ -398,6 +423,7 @@ APART_TEST(a_replayed_product_reads_the_scales_of_its_time, NULL, "90") {
         device_sync();
         product_check(&p, false, false);
     }
+
     assert_true(replays > 0);
     device_graph_destroy(graph);
     op_end();

@@ -55,12 +55,15 @@ TEST(values_are_those_of_nvidias_conversion) {
 static void tile_case(DType dtype, int64_t N, int64_t K) {
     const DType format = formats[(N + K) / FP8_MULTIPLE % 2];
     op_begin(fp8_shape(N, K, dtype), "%d x %d", (int)N, (int)K);
+
     OpTensor in = op_input(dtype, "in", DIMS(N, K), 1.0);
     OpTensor q = codes_output(format, "q", N, K), t = codes_output(format, "transposed", K, N);
     Fp8Slot slot = {0}, got;
     OpTensor slots = slot_tensor("slot", &slot, 1);
+
     ref_fp8_quantize(codes(q), codes(t), in.v, &slot, N, K, format, FP8_CURRENT);
     fp8_quantize(q.t, t.t, in.t, slots.t, FP8_CURRENT);
+
     check_codes(q);
     check_codes(t);
     op_read(&got, slots.t);
@@ -99,6 +102,7 @@ OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits) {
     const OpTensor in = op_input(dtype, "in", DIMS(N, K), 1.0);
     uint64_t first = 0;
     float amax = 0;
+
     for (int order = 0; order < 5; order++) {
         sim_set_schedule(order == 0   ? SIM_FORWARD
                          : order == 1 ? SIM_REVERSE
@@ -108,6 +112,7 @@ OP_TEST(any_order_of_blocks_and_threads_gives_the_same_bits) {
         if (order == 0) first = bits;
         if (bits != first) op_fail("order %d: other bits", order);
     }
+
     sim_set_schedule(SIM_ANY_ORDER, 0);
     double largest = 0.0;
     for (int64_t i = 0; i < N * K; i++) largest = fmax(largest, fabs(in.v[i]));
@@ -121,9 +126,11 @@ OP_TEST(a_small_tensor_after_a_large_one_has_its_own_amax) {
     op_begin(fp8_shape(64, 64, dtype), "large, small");
     for (int i = 0; i < 4; i++) {
         float amax;
+
         OpTensor in = op_inout(dtype, "in", DIMS(64, 64), 0.01);
         in.v[1234] = -magnitudes[i];
         op_upload(&in);
+
         bits_of(&in, &amax);
         if (isnan(magnitudes[i]) ? !isnan(amax) : amax != (float)magnitudes[i])
             op_fail("amax %g, expected %g", (double)amax, magnitudes[i]);

@@ -68,6 +68,7 @@ static Layer layer_make(DType dtype, DType grad, const char *what) {
     op_begin(
         (OpsShape){.B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
         "%s", what);
+
     l.in = op_input(dtype, "in", DIMS(N, IC), 1.0),
     l.w1 = op_input(dtype, "w1", DIMS(OC, IC), 0.125);
     l.b1 = op_input(dtype, "b1", DIMS(OC), 1.0);
@@ -148,15 +149,18 @@ OP_TEST_WITH(a_refused_bias_is_added_at_any_width, setup, teardown) {
             (OpsShape){
                 .B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
             "bias of %d", (int)width);
+
         OpTensor in = op_input(dtype, "in", DIMS(N, IC), 1.0),
                  weight = op_input(dtype, "weight", DIMS(width, IC), 0.125);
         OpTensor bias = op_input(dtype, "bias", DIMS(width), 1.0),
                  out = op_output(dtype, "out", DIMS(N, width));
+
         matmul_forward(out.t, in.t, weight.t, bias.t);
         ref_matmul_forward(out.v, in.v, weight.v, bias.v, N, IC, width);
         op_check(out, dtype);
         op_end();
     }
+
     assert_int_equal(sim_cublaslt_counts.bias, 0);
 }
 
@@ -174,11 +178,13 @@ OP_TEST_WITH(a_residual_is_added_by_the_product, setup, teardown) {
                      {"all", "", "tiled:wrong"},
                      {"", "", "bias:fails"}};
     static const MatmulShape shapes[] = {{48, 64, 128}, {48, 128, 64}, {13, 21, 63}, {1, 24, 40}};
+
     for (int i = 0; i < 8; i++) {
         start_with(libraries[i].vice, libraries[i].algorithms, GELU_FUSION_AUTO);
         setenv("SIM_CUBLASLT_REFUSE", libraries[i].refused, 1);
         for (int s = 0; s < 4; s++) matmul_residual_case(&shapes[s], dtype);
     }
+
     start("", "", GELU_FUSION_AUTO); // a residual that is less aligned than all else
     matmul_begin(&shapes[0], dtype, "residual at its second element");
     OpTensor in = op_input(dtype, "in", DIMS(48, 64), 1.0),
@@ -186,6 +192,7 @@ OP_TEST_WITH(a_residual_is_added_by_the_product, setup, teardown) {
     OpTensor bias = op_input(dtype, "bias", DIMS(128), 1.0),
              out = op_output(dtype, "out", DIMS(48, 128));
     OpTensor residual = op_input(dtype, "residual", DIMS(48 * 128 + 1), 1.0);
+
     matmul_residual_forward(out.t, tensor_slice_elements(residual.t, 1, 48 * 128), in.t, weight.t,
                             bias.t);
     ref_matmul_residual_forward(out.v, residual.v + 1, in.v, weight.v, bias.v, 48, 64, 128);
@@ -201,18 +208,22 @@ TEST(a_product_with_a_residual_has_a_plan_of_its_own) {
         (OpsShape){
             .B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16},
         "plans");
+
     OpTensor in = op_input(DTYPE_BF16, "in", DIMS(N, IC), 1.0),
              weight = op_input(DTYPE_BF16, "w", DIMS(OC, IC), 0.125);
     OpTensor bias = op_input(DTYPE_BF16, "bias", DIMS(OC), 1.0),
              out = op_output(DTYPE_BF16, "out", DIMS(N, OC));
     OpTensor residual = op_input(DTYPE_BF16, "residual", DIMS(N, OC), 1.0);
+
     matmul_forward(out.t, in.t, weight.t, bias.t);
     const int64_t plans = gemm_counts().plans;
     matmul_residual_forward(out.t, residual.t, in.t, weight.t, bias.t);
     assert_int_equal(gemm_counts().plans, 2 * plans);
+
     const int64_t before = runs();
     matmul_residual_forward(out.t, residual.t, in.t, weight.t, bias.t);
     assert_int_equal(runs(), before + 1);
+
     char *text = device_tuning();
     assert_non_null(strstr(text, ", bias, C added"));
     free(text);
@@ -285,12 +296,15 @@ TEST(what_fails_at_its_first_run_is_not_taken) {
                    i < 2 ? GELU_FUSION_BOTH : GELU_FUSION_NONE); // one candidate for each epilogue
         check_all(DTYPE_BF16, vices[i]);
     }
+
     assert_int_equal(sim_cublaslt_counts.bias, 0);
     start_with("", "all", GELU_FUSION_BOTH);
     check_all(DTYPE_BF16, "good");
+
     start("all", "", GELU_FUSION_BOTH);
     setenv("SIM_CUBLASLT_VICES", "tiled:fails,split:fails", 1); // what stands in the file, too
     check_all(DTYPE_BF16, "failing");
+
     assert_true(sim_cublaslt_counts.runs[SIM_ALGORITHM_SCALAR] > 0);
     assert_int_equal(sim_cublaslt_counts.runs[SIM_ALGORITHM_TILED] +
                          sim_cublaslt_counts.runs[SIM_ALGORITHM_SPLIT],
@@ -336,7 +350,7 @@ TEST(algorithms_that_do_not_repeat_are_not_taken) {
     op_end();
 }
 
-// Of three candidates: two runs each, at most 11 rounds, the check of the winner, and the product
+// Three candidates take two runs each, at most 11 rounds, the check of the winner, and the product
 // itself.
 TEST(a_plan_takes_few_runs) {
     start("all", "", GELU_FUSION_AUTO);
@@ -353,6 +367,7 @@ TEST(outside_training_the_favourite_is_taken) {
     for (int i = 0; i < 4; i++) {
         start_as("all", "", (DeviceOptions){.gelu_fusion = GELU_FUSION_BOTH, .no_tuning = i == 3});
         Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "favourite");
+
         const OpsShape step = {
             .B = 1, .T = N, .C = OC, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_BF16};
         OpsShape other = step;
@@ -360,10 +375,12 @@ TEST(outside_training_the_favourite_is_taken) {
         if (i == 1) other.C = OC - 8;
         if (i == 2) other.forward_only = true;
         cuda_matmul_note_shape(other);
+
         layer_run(&l, false);
         layer_check(&l, false);
         assert_int_equal(gemm_counts().timed, 0);
         assert_int_equal(runs(), 2 * gemm_counts().plans);
+
         char *text = device_tuning();
         assert_string_equal(text, "");
         free(text);
@@ -377,13 +394,16 @@ TEST(measuring_the_speed_is_no_choice_of_the_run) {
     DeviceSpeed speed;
     start("all", "", GELU_FUSION_AUTO);
     sim_set_clock(-1.0); // the measurement ends when a copy took long enough
+
     op_begin(
         (OpsShape){
             .B = 1, .T = 128, .C = 64, .NH = 1, .Vp = 512, .num_tensors = 1, .dtype = DTYPE_BF16},
         "speed");
+
     if (!speed_measure(DTYPE_BF16, 0, &speed, &err)) op_fail("%s", err.text);
     assert_true(gemm_counts().plans > 0);
     assert_int_equal(gemm_counts().timed, 0);
+
     char *text = device_tuning();
     assert_string_equal(text, "");
     free(text);
@@ -406,13 +426,14 @@ static int run_a_layer(void *vice) {
     return run_another_layer(vice);
 }
 
-// What stderr says of each product: the wrong algorithm, as often as it is tried, then the one that
-// is used.
+// stderr says of each product: the wrong algorithm, as often as it is tried, then the one that is
+// used.
 static void expect_replaced(int (*run)(void *vice), char *vice, int wrong, int used) {
     char text[16384], not_used_name[32], used_name[32];
     assert_int_equal(status_of_child(run, vice, text, sizeof text), 0);
     snprintf(not_used_name, sizeof not_used_name, ": algorithm %d (tile ", wrong);
     snprintf(used_name, sizeof used_name, ": algorithm %d (tile ", used);
+
     int products = 0;
     bool open = false;
     for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
@@ -422,6 +443,7 @@ static void expect_replaced(int (*run)(void *vice), char *vice, int wrong, int u
         open = is_wrong;
         products += is_used;
     }
+
     if (open || products != 3) op_fail("%s: of 3 products %d were replaced", vice, products);
 }
 TEST(a_wrong_algorithm_and_the_one_that_replaces_it_are_named) {
@@ -481,11 +503,14 @@ TEST(the_second_use_searches_and_measures_nothing) {
     layer_run(&l, false);
     layer_run(&l, true);
     assert_true(gemm_counts().timed > 0);
+
     const GemmCounts before = gemm_counts();
     const long searches = sim_cublaslt_counts.searches;
     int64_t launched = runs();
+
     layer_run(&l, false);
     layer_run(&l, true);
+
     assert_int_equal(gemm_counts().plans, before.plans);
     assert_int_equal(gemm_counts().timed, before.timed);
     assert_int_equal(sim_cublaslt_counts.searches, searches);
@@ -501,10 +526,12 @@ TEST(the_next_process_takes_the_choices_from_the_file) {
         start("all", "", GELU_FUSION_AUTO);
         if (process == 0) setenv("SIM_CUBLASLT_VICES", "tiled:slow,scalar:slow", 1);
         op_random_restart();
+
         Layer l = layer_make(DTYPE_BF16, DTYPE_FP32, "next process");
         layer_run(&l, false);
         layer_run(&l, true);
         digests[process] = layer_digest(&l);
+
         if (process > 0) {
             assert_int_equal(gemm_counts().timed, 0);
             assert_int_equal(sim_cublaslt_counts.searches, 0);
@@ -512,26 +539,30 @@ TEST(the_next_process_takes_the_choices_from_the_file) {
                              6 + gemm_counts().plans); // each algorithm once before it is trusted
             if (digests[process] != digests[0]) op_fail("process %d gives other bits", process);
         }
+
         op_end();
     }
 }
 
-// What a run chose, as its checkpoint keeps it: taken by the same machine, by no other.
+// A checkpoint keeps what its run chose: the same machine takes it, no other does.
 TEST(the_choices_of_a_run_are_restored_on_its_machine_alone) {
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_BF16, "first run");
     char *chosen = device_tuning();
     assert_true(chosen && *chosen);
+
     start_with("", "all", GELU_FUSION_AUTO);
     assert_true(device_restore_tuning(chosen));
     check_all(DTYPE_BF16, "restored");
     assert_int_equal(gemm_counts().timed, 0);
+
     start_with("", "all", GELU_FUSION_AUTO);
     char *sms = strstr(chosen, " SMs");
     sms[-1] = sms[-1] == '2' ? '3' : '2';
     assert_false(device_restore_tuning(chosen));
     check_all(DTYPE_BF16, "another machine");
     assert_true(gemm_counts().timed > 0);
+
     free(chosen);
 }
 
@@ -539,11 +570,13 @@ TEST(damaged_choices_are_measured_again) {
     const char *path = tmp_file("tuning");
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "before");
+
     size_t size;
     free(read_bytes(path, &size));
     assert_int_equal(truncate(path, (off_t)size / 2), 0);
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "half of the file");
+
     write_text(path, "this is not\ta tuning\tfile\n");
     start("all", "", GELU_FUSION_AUTO);
     check_all(DTYPE_FP32, "another file");
@@ -554,18 +587,21 @@ TEST(damaged_choices_are_measured_again) {
 TEST(an_algorithm_that_the_library_does_not_take_is_replaced) {
     start("all", "", GELU_FUSION_NONE);
     check_all(DTYPE_FP32, "before");
+
     char line[2048], keys[32][CHOICES_KEY_MAX];
     FILE *f = fopen(tmp_file("tuning"), "r");
     assert_non_null(f);
     int spoiled = 0;
     unsigned char wrong[64];
     memset(wrong, 0xA5, sizeof wrong);
+
     while (spoiled < 32 && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\t")] = 0;
         if (strstr(line, ", cuBLASLt ")) snprintf(keys[spoiled++], sizeof keys[0], "%s", line);
     }
     fclose(f);
     assert_true(spoiled > 0);
+
     for (int i = 0; i < spoiled; i++) choices_file_put(keys[i], wrong, sizeof wrong);
     start("all", "", GELU_FUSION_NONE);
     check_all(DTYPE_FP32, "spoiled");
@@ -580,9 +616,11 @@ TEST(an_algorithm_of_the_file_that_computes_something_else_is_replaced) {
     } vices[] = {{"", "tiled:wrong"},
                  {"tiled:slow,scalar:slow", "split:half"},
                  {"tiled:slow,split:slow", "scalar:wrong"}};
+
     for (int i = 0; i < 3; i++) {
         start_with(vices[i].before, "all", GELU_FUSION_BOTH);
         check_all(DTYPE_BF16, "before");
+
         start("all", "", GELU_FUSION_BOTH);
         setenv("SIM_CUBLASLT_VICES", vices[i].after, 1);
         check_all(DTYPE_BF16, vices[i].after);
@@ -596,8 +634,10 @@ TEST(products_can_be_captured_and_replayed) {
     layer_run(&l, false);
     layer_run(&l, true);
     uint64_t eager = layer_digest(&l);
+
     DeviceGraph *graph = device_graph_create(&err);
     assert_non_null(graph);
+
     int replays = 0;
     for (int i = 0; i < 4; i++) {
         op_poison(l.dw1), op_poison(l.db1), op_poison(l.act), op_poison(l.dpre);
@@ -612,6 +652,7 @@ TEST(products_can_be_captured_and_replayed) {
         device_sync();
         if (layer_digest(&l) != eager) op_fail("pass %d differs from the eager one", i);
     }
+
     assert_true(replays > 0);
     device_graph_destroy(graph);
     op_end();
@@ -636,19 +677,22 @@ static double sum_of_rows(DType dtype, int64_t rows, const double *value) {
     op_begin(
         (OpsShape){.B = 1, .T = rows, .C = 8, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = dtype},
         "order of sums");
+
     OpTensor dout = op_input(dtype, "dout", DIMS(rows, 8), 1.0),
              in = op_input(dtype, "in", DIMS(rows, 8), 1.0);
     OpTensor dw = op_output(DTYPE_FP32, "dw", DIMS(8, 8));
     for (int64_t i = 0; i < rows * 8; i++) dout.v[i] = fabs(value[i / 8]), in.v[i] = value[i / 8];
     op_upload(&dout), op_upload(&in);
+
     matmul_backward_weight(gradient_to(dw.t, false), gradient_none(), dout.t, in.t);
     const double sum = op_download(dw)[0];
     op_end();
     return sum;
 }
-// Which is what fp32 does not forgive; SIM_NUMERICS is of the environment. 2^24 + 1 is 2^24 in
-// fp32, so 1 + 2^24 - 2^24 is 0 from the first number on and 1 from the last. 48 times 2^-28 is 3/2
-// units in the last place of 1, but no unit in the groups in which a tensor core adds them to it.
+// fp32 does not forgive another order of sums. The environment sets SIM_NUMERICS. 2^24 + 1 is 2^24
+// in fp32, so 1 + 2^24 - 2^24 is 0 from the first number on and 1 from the last. 48 times 2^-28 is
+// 3/2 units in the last place of 1, but no unit in the groups in which a tensor core adds them to
+// it.
 TEST(the_library_adds_as_its_hardware_does) {
     const bool hardware = getenv("SIM_NUMERICS") != NULL;
     start("", "", GELU_FUSION_AUTO);
@@ -672,6 +716,7 @@ static double tf32_difference(int64_t K, double *largest) {
             (OpsShape){
                 .B = 1, .T = N, .C = K, .NH = 1, .Vp = 128, .num_tensors = 1, .dtype = DTYPE_FP32},
             "TF32");
+
         OpTensor in = op_input(DTYPE_FP32, "in", DIMS(N, K), 1.0),
                  w = op_input(DTYPE_FP32, "w", DIMS(OC, K), 1.0);
         OpTensor out = op_output(DTYPE_FP32, "out", DIMS(N, OC));
@@ -679,6 +724,7 @@ static double tf32_difference(int64_t K, double *largest) {
         values[tf32] = op_values(out.t);
         op_end();
     }
+
     *largest = 0.0;
     for (int i = 0; i < N * OC; i++) {
         const double exact = values[0][i], error = fabs(values[1][i] - exact);
@@ -702,10 +748,12 @@ TEST(tf32_rounds_operands_to_10_bits_of_mantissa) {
     for (int64_t K = 64; K <= 1024; K *= 4) {
         double largest;
         const double error = tf32_difference(K, &largest);
+
         if (!getenv("SIM_NUMERICS")) {
             assert_true(error == 0.0);
             continue;
         }
+
         if (error < 0.5 * u || error > 0.7 * u)
             fail_msg("K = %d: %.3f u, expected 0.60", (int)K, error / u);
         assert_true(largest < 0.0022);

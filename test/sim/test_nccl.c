@@ -53,14 +53,17 @@ static void set(const char *name, const char *value) {
 static void start_child(const Run *run, int r) {
     const char *out = tmp_file("said"), *settings = run->settings;
     char path[PATH_MAX + 16], count[16];
+
     snprintf(path, sizeof path, "%s.%d", out, r);
     if (!freopen(path, "w", stderr)) abort();
     setvbuf(stderr, NULL, _IONBF, 0);
     if (r == run->size - 1 && run->one_settings) settings = run->one_settings;
     snprintf(count, sizeof count, "%d", MOST_RANKS);
+
     set("SIM_NCCL", settings), set("SIM_NCCL_TIMEOUT", run->timeout), set("SIM_GPUS", count);
     signal(SIGABRT, SIG_DFL); // cmocka's handler would report a failed test
     alarm(600);               // nothing here takes a fiftieth of it
+
     rank = r, size = run->size;
     sim_set_lazy_streams(run->lazy);
     Error err;
@@ -74,13 +77,16 @@ static void run_ranks(Run *run) {
     Error err;
     pid_t children[MOST_RANKS];
     char path[PATH_MAX + 16];
+
     mkdir(tmp_file("messages"), 0700);
     set("SIM_NCCL_DIR", tmp_file("messages")), set("SIM_NCCL", NULL);
     assert_ok(device_comm_id(id, &err));
     fflush(NULL);
+
     const int started = run->size - run->missing;
     for (int r = 0; r < started; r++)
         if ((children[r] = fork()) == 0) start_child(run, r);
+
     for (int r = 0; r < started; r++) {
         assert_true(children[r] > 0 && waitpid(children[r], &run->status[r], 0) == children[r]);
         snprintf(path, sizeof path, "%s.%d", tmp_file("said"), r);
@@ -88,6 +94,7 @@ static void run_ranks(Run *run) {
         snprintf(run->said[r], sizeof run->said[r], "%s", text);
         free(text);
     }
+
     for (int r = 0; r < started && run->expected >= 0; r++)
         if (run->status[r] != run->expected << 8)
             fail_msg("rank %d: status %x: %s", r, (unsigned)run->status[r], run->said[r]);
@@ -133,7 +140,7 @@ static void fill(int round) {
     copy_h2d(buffers.all, gathered, bytes, STREAM_COMPUTE);
 }
 
-// What the compute stream sees after a wait: slices of all others, slices gathered.
+// The compute stream sees this after a wait: slices of all others, slices gathered.
 static void see(const int *data) {
     const size_t bytes = (size_t)(size * SLICE_BYTES);
     memset(buffers.seen, 0x55, bytes);
@@ -186,6 +193,7 @@ static void exchange(void) {
     start_comm();
     CHECK(strncmp(device_comm_library(), "NCCL 2.", 7) == 0, "%s", device_comm_library());
     DeviceEvent *moved = device_event_create(&err);
+
     for (int round = 0; round < ROUNDS; round++) {
         const int first = round % 2;
         sim_step_mark();
@@ -195,9 +203,11 @@ static void exchange(void) {
         else
             send_slices(first), gather(1 - first);
         sim_step_unmark();
+
         device_event_record(moved, STREAM_COMM);
         if (round == 2)
             device_event_wait(moved); // not for the compute stream, as far as the host is concerned
+
         wait_for(first);
         if (round == 1)
             check_gathered(round);
@@ -206,6 +216,7 @@ static void exchange(void) {
         wait_for(1 - first);
         check_received(round), check_gathered(round);
     }
+
     device_event_destroy(moved);
     CHECK(sim_step_violations() == 0, "the host waited");
 }
@@ -255,15 +266,18 @@ static void multiply(void) {
     float *host = host_alloc((PASSES + 2) * bytes, &err), *device = device_alloc(3 * bytes, &err);
     Tensor in = tensor_make(device, DTYPE_FP32, "in", N, N, 0, 0), out = in, weight = in;
     weight.data = device + N * N, out.data = device + 2 * N * N;
+
     for (int i = 0; i < 2 * N * N; i++)
         host[i] = 1.0f / (float)(3 + i % 61); // another order of sums shows
     copy_h2d(device, host, 2 * bytes, STREAM_COMPUTE);
+
     set("SIM_CUBLASLT_VICES", vice), set("SIM_CUBLASLT_ALGOS", "all"), set("PRETRAIN_CACHE", "off");
     if (before_hopper) cuda_backend.compute_capability = 80;
     sim_set_clock(0.0); // the library's favourite wins
     start_comm();
     const int64_t workspace = ops_workspace_bytes(shape);
     ops_set_workspace(device_alloc((size_t)workspace, &err), workspace);
+
     DeviceGraph *graph = device_graph_create(&err);
     for (int pass = 0; pass < PASSES; pass++) {
         if (pass > 0) send_slices(0);
@@ -275,11 +289,13 @@ static void multiply(void) {
         if (pass > 0) wait_for(0);
         copy_d2h(host + pass * N * N, out.data, bytes, STREAM_COMPUTE);
     }
+
     matmul_forward(out, in, weight, tensor_none()); // has the GPU to itself again
     device_sync();
     for (int pass = 1; pass < PASSES; pass++)
         CHECK(memcmp(host, host + pass * N * N, bytes) == 0, "pass %d has other bits",
               pass); // NOLINT: bits
+
     const long crowded = *vice || before_hopper ? PASSES - 1 : 0;
     CHECK(sim_cublaslt_counts.beside == PASSES - 1 && sim_cublaslt_counts.crowded == crowded,
           "%ld beside the exchange, %ld crowded", sim_cublaslt_counts.beside,
@@ -341,9 +357,11 @@ TEST(two_processes_that_differ_end_with_both_calls) {
         {differ_in_size, "collective 1: rank 0 calls ncclAllGather of 64 x int8, rank 1 calls "
                          "ncclAllGather of 32 x int8\n"},
     };
+
     for (int i = 0; i < 2; i++)
         for (int lazy = 0; lazy < 2; lazy++) {
             Run run = {.size = 2, .body = cases[i].body, .lazy = lazy, .expected = -1};
+
             run_ranks(&run);
             for (int r = 0; r < 2; r++) {
                 assert_true(WIFSIGNALED(run.status[r]));
@@ -369,21 +387,25 @@ static void request_until_failure(void) {
     start_comm();
     DeviceEvent *event = device_event_create(&err);
     bool ok = true;
+
     for (int round = 0; ok && round < 1000; round++) {
         ok = device_all_gather(buffers.all, slices(SLICE_BYTES), 0, &err) &&
              device_comm_wait(0, &err);
         device_event_record(event, STREAM_COMPUTE);
         is_done(event, 0.05);
     }
+
     CHECK(!ok, "no request failed");
     fprintf(stderr, "%s\n", err.text);
     device_comm_abort();
     device_comm_abort(); // a second one is harmless
+
     CHECK(is_done(event, 10), "the device is still busy");
     CHECK(!device_all_gather(buffers.all, slices(SLICE_BYTES), 1, &err) &&
               strstr(err.text, "was aborted"),
           "%s", err.text);
     CHECK(!device_comm_wait(1, &err) && strstr(err.text, "was aborted"), "%s", err.text);
+
     device_event_destroy(event);
 }
 
@@ -394,10 +416,12 @@ TEST(a_failure_is_reported_by_the_process_that_has_it_and_then_by_the_others) {
                    .one_settings = "fail:2",
                    .timeout = "1",
                    .lazy = lazy};
+
         run_ranks(&run);
         assert_said(&run, 2,
                     "rank 2 of 3: NCCL: unhandled system error (SIM_NCCL: collective 2 fails)");
         if (!lazy) assert_said(&run, 2, "device_comm_wait: rank 2");
+
         for (int r = 0; r < 2; r++)
             assert_said(&run, r, "of 3: NCCL: remote process exited or there was a network error");
         assert_said(&run, 0, "(collective 2: nothing from rank 2 for 1 s)");
@@ -570,6 +594,7 @@ TEST(misuse_stops_the_program) {
         {host_memory, "ncclAllGather: a buffer is not within one allocation of the device"},
         {overlapping, "a process receives where it sends from"},
     };
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Run run = {.size = 1, .body = cases[i].body, .expected = -1, .stopped = true};
         run_ranks(&run);

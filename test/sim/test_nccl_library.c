@@ -24,10 +24,12 @@ static int open_library(void *context) {
         fprintf(stderr, "%s", err.text);
         return 1;
     }
+
 #define CHECK_FUNCTION(name)                                                                       \
     if (!nccl.name) return 4;
     NCCL_FUNCTIONS(CHECK_FUNCTION)
 #undef CHECK_FUNCTION
+
     fprintf(stderr, "%s", nccl_library_version_text());
     return 0;
 }

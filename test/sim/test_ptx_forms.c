@@ -1,7 +1,7 @@
-// What the simulator makes of PTX: each form of an instruction that occurs in our kernels gives the
-// bits that the PTX ISA promises. The cases are those of ptx_forms_table.py; forms_table.h and the
-// kernels form_0, form_1... are made of them by ptx_forms.py. A case is one warp; each lane loads a
-// row of inputs, executes the form and stores its outputs.
+// The simulator executes PTX as it should: each form of an instruction that occurs in our kernels
+// gives the bits that the PTX ISA promises. The cases are those of ptx_forms_table.py;
+// forms_table.h and the kernels form_0, form_1... are made of them by ptx_forms.py. A case is one
+// warp; each lane loads a row of inputs, executes the form and stores its outputs.
 
 #include "dev/sim/sim_control.h"
 #include "test/test.h"

@@ -9,8 +9,7 @@
 
 enum { BYTES = 256 };
 
-// What every test has: two streams that do not wait for the legacy one, events, device and pinned
-// memory.
+// Every test has two streams that do not wait for the legacy one, events, device and pinned memory.
 static struct {
     cudaStream_t a, b;
     cudaEvent_t event, other;
@@ -37,6 +36,7 @@ static int tear_down(void **state) {
     sim_step_unmark();
     cudaGraph_t left = NULL; // a test that failed may have left a capture open
     (void)cudaStreamEndCapture(x.a, &left);
+
     OK(cudaDeviceSynchronize());
     (void)cudaGetLastError();
     OK(cudaFree(x.device));
@@ -125,12 +125,15 @@ TEST(copies_of_the_wrong_direction_fail) {
 TEST(a_capture_records_and_a_launch_replays) {
     set(x.device, 5, x.a);
     OK(cudaStreamSynchronize(x.a));
+
     begin();
     set(x.device, 6, x.a);
     copy_out(x.device, x.a);
     cudaGraphExec_t exec = end(2);
+
     OK(cudaStreamSynchronize(x.a));
     assert_int_equal(x.pinned[7], 0); // nothing has run
+
     OK(cudaGraphLaunch(exec, x.a));
     OK(cudaGraphLaunch(exec, x.a));
     OK(cudaGraphExecDestroy(exec)); // allowed before the launches have run
@@ -142,6 +145,7 @@ TEST(a_replay_reads_what_stands_in_memory_then) {
     begin();
     OK(cudaMemcpyAsync(x.device, x.pinned, BYTES, cudaMemcpyHostToDevice, x.a));
     cudaGraphExec_t exec = end(1);
+
     for (int value = 1; value <= 2; value++) {
         memset(x.pinned, value, BYTES);
         OK(cudaGraphLaunch(exec, x.a));
@@ -150,6 +154,7 @@ TEST(a_replay_reads_what_stands_in_memory_then) {
         OK(cudaMemcpy(&got, x.device, 1, cudaMemcpyDeviceToHost));
         assert_int_equal(got, value);
     }
+
     OK(cudaGraphExecDestroy(exec));
 }
 
@@ -162,24 +167,28 @@ TEST(a_side_stream_forks_and_joins) {
     OK(cudaMemcpyAsync(x.device, x.device2, BYTES, cudaMemcpyDeviceToDevice, x.a));
     copy_out(x.device, x.a);
     cudaGraphExec_t exec = end(4);
+
     OK(cudaGraphLaunch(exec, x.a));
     OK(cudaStreamSynchronize(x.a));
     assert_int_equal(x.pinned[7], 2);
     OK(cudaGraphExecDestroy(exec));
+
     set(x.device2, 3, x.b); // b is an ordinary stream again
     OK(cudaStreamSynchronize(x.b));
 }
 
-// Of two nodes without an order between them the replay runs the later one first.
+// The replay runs the later one of two nodes without an order between them first.
 TEST(a_missing_event_inside_a_graph_shows) {
     OK(cudaMemset(x.device2, 9, BYTES));
     OK(cudaDeviceSynchronize());
+
     begin();
     order(x.a, x.event, x.b);
     set(x.device2, 2, x.b);
     copy_out(x.device2, x.a); // races with the set
     order(x.b, x.other, x.a);
     cudaGraphExec_t exec = end(2);
+
     OK(cudaGraphLaunch(exec, x.a));
     OK(cudaStreamSynchronize(x.a));
     assert_int_equal(x.pinned[7], 9);
@@ -215,32 +224,38 @@ static void break_capture(cudaError_t error, cudaError_t status) {
 TEST(what_a_capture_forbids_fails_and_invalidates_it) {
     char pageable[BYTES] = {0};
     void *p = NULL;
+
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaMalloc(&p, 1));
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaHostAlloc(&p, 1, 0));
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaFree(x.device));
+
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaDeviceSynchronize());
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaStreamSynchronize(x.a));
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported, cudaStreamQuery(x.a));
+
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported,
                   cudaMemcpy(pageable, x.device, 1, cudaMemcpyDeviceToHost));
     begin();
     break_capture(cudaErrorStreamCaptureUnsupported,
                   cudaMemcpyAsync(x.device, pageable, BYTES, cudaMemcpyHostToDevice, x.a));
+
     begin();
     break_capture(cudaErrorStreamCaptureImplicit, cudaMemsetAsync(x.device, 0, BYTES, NULL));
+
     begin();
     OK(cudaEventRecord(x.event, x.a));
     break_capture(cudaErrorCapturedEvent, cudaEventQuery(x.event));
     begin();
     OK(cudaEventRecord(x.event, x.a));
     break_capture(cudaErrorCapturedEvent, cudaEventSynchronize(x.event));
+
     OK(cudaEventRecord(x.event, x.b)); // outside
     begin();
     break_capture(cudaErrorStreamCaptureIsolation, cudaStreamWaitEvent(x.a, x.event, 0));
@@ -279,15 +294,18 @@ TEST(waiting_allocating_and_pageable_copies_in_a_step_are_counted) {
     char pageable[BYTES] = {0};
     void *p = NULL;
     int expected = sim_step_violations();
+
     sim_step_mark();
     set(x.device, 1, x.a);
     OK(cudaEventRecord(x.event, x.a));
     OK(cudaEventSynchronize(x.event));
     assert_int_equal(sim_step_violations(), ++expected);
+
     OK(cudaStreamSynchronize(x.a));
     assert_int_equal(sim_step_violations(), ++expected);
     OK(cudaDeviceSynchronize());
     assert_int_equal(sim_step_violations(), ++expected);
+
     OK(cudaMalloc(&p, 8));
     assert_int_equal(sim_step_violations(), ++expected);
     OK(cudaFree(p));
@@ -296,6 +314,7 @@ TEST(waiting_allocating_and_pageable_copies_in_a_step_are_counted) {
     assert_int_equal(sim_step_violations(), ++expected);
     OK(cudaMemcpyAsync(x.device, pageable, BYTES, cudaMemcpyHostToDevice, x.a));
     assert_int_equal(sim_step_violations(), ++expected);
+
     sim_step_unmark();
     OK(cudaDeviceSynchronize());
     assert_int_equal(sim_step_violations(), expected);
@@ -308,9 +327,11 @@ TEST(the_device_is_the_one_asked_for) {
     OK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
     OK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0));
     OK(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, 0));
+
     const char *asked = getenv("SIM_CC");
     assert_int_equal(10 * major + minor, asked ? atoi(asked) : 90);
     assert_true(units > 0);
+
     const void *kernel = sim_kernel("_Z17micro_step_kernelP11StepControlj");
     OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 256, 0));
     assert_in_range(blocks, 4, 8);

@@ -27,9 +27,11 @@ static ModelOptions variant_of(const char *descriptor, int64_t B, int variant) {
                       .B = B,
                       .T = 1024,
                       .sequences = variant};
+
     assert_true(model_config_parse(&o.config, descriptor, &err));
     if (o.config.V == 0) model_config_set_vocab(&o.config, GPT2_VOCAB);
     if (o.config.max_T < o.T) o.T = o.config.max_T;
+
     o.recompute = recompute_all(variant % 3 == 2 ? RECOMPUTE_BLOCK : 0);
     o.gradients_in_dtype = variant % 2;
     o.train = variant % 5 != 4;
@@ -45,11 +47,13 @@ typedef struct {
 static bool plans_agree(const Gpu *g) {
     static const char *const models[] = {"d6", "d12", "d24", "d48", "L=2,C=64,NH=2,V=257,T=32"};
     start(ATTENTION_OWN);
+
     const GpuSpec gpu = {.memory = g->memory,
                          .num_sms = device_facts()->units,
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = plan_sizes(&gpu, ATTENTION_OWN);
     bool agree = device_facts()->units == atoi(g->units);
+
     for (int m = 0; m < 5; m++)
         for (int64_t B = 1; B <= 96; B = 2 * B + 1) {
             ModelOptions model = variant_of(models[m], B, (int)(B + m) % 9);
@@ -71,10 +75,12 @@ TEST(a_plan_by_the_formulas_is_the_plan_of_the_backend) {
                                {"108", "40960", 40e9},
                                {"132", "81559", 80e9},
                                {"132", "143771", 141e9}};
+
     if (getenv("TEST_SIZES_OF")) {
         assert_true(plans_agree(&gpus[atoi(getenv("TEST_SIZES_OF"))]));
         return;
     }
+
     for (int i = 0; i < 4; i++) {
         fflush(stdout);
         const pid_t child = fork();
@@ -88,6 +94,7 @@ TEST(a_plan_by_the_formulas_is_the_plan_of_the_backend) {
             execl("/proc/self/exe", "test_sizes", (char *)NULL);
             _exit(127);
         }
+
         int status = 0;
         assert_int_equal(waitpid(child, &status, 0), child);
         assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
@@ -111,8 +118,8 @@ TEST(the_head_has_the_fewest_chunks_that_the_memory_allows) {
         assert_true(chunk_rows(B, DTYPE_BF16, 148, 180e9) * 50304 < (int64_t)1 << 31);
 }
 
-// What a driver reports is the datasheet's figure within some per cent: MiB of T4, L40S, A100 and
-// H100 80GB, RTX PRO 6000, H200, B200.
+// A driver reports the datasheet's figure within some per cent: MiB of T4, L40S, A100 and H100
+// 80GB, RTX PRO 6000, H200, B200.
 TEST(the_chunks_of_a_datasheet_are_those_of_the_gpu) {
     static const double memory[][2] = {{16e9, 15360},  {48e9, 46068}, {80e9, 81920},
                                        {80e9, 81559},  {96e9, 97887}, {141e9, 143771},
@@ -133,6 +140,7 @@ TEST(the_library_gets_128_MiB_from_hopper_on) {
                  {768, 90, false, 72 << 20},  {1600, 90, false, 128 << 20},
                  {1600, 120, true, 32 << 20}, {1600, 0, false, 128 << 20},
                  {64, 90, false, 1 << 20}};
+
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const OpsShape shape = {
             .B = 1, .T = 64, .C = cases[i].C, .NH = 1, .forward_only = cases[i].forward_only};
@@ -144,10 +152,12 @@ TEST(the_library_gets_128_MiB_from_hopper_on) {
 static void expect_upper_bound(AttentionChoice attention) {
     setenv("SIM_CUDNN", "1", 1);
     start(attention);
+
     const GpuSpec gpu = {.memory = (double)device_facts()->memory_free,
                          .num_sms = device_facts()->units,
                          .compute_capability = cuda_backend.compute_capability};
     const PlannedSizes sizes = plan_sizes(&gpu, attention);
+
     for (int64_t B = 1; B <= 64; B *= 4) {
         ModelOptions model = variant_of("d12", B, 1);
         const double backend = plan_total(&model);
@@ -159,6 +169,7 @@ static void expect_upper_bound(AttentionChoice attention) {
 #endif
         (void)with_cudnn;
     }
+
     device_shutdown();
     unsetenv("SIM_CUDNN");
 }

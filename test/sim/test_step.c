@@ -32,7 +32,7 @@ enum {
     SEQUENCES = 2
 };
 
-// What a trainer holds: the model, two buffers that batches come in, two records that are read one
+// A trainer holds the model, two buffers that batches come in, and two records that are read one
 // step late.
 typedef struct {
     Model *model;
@@ -52,7 +52,7 @@ typedef struct {
     int32_t scale_growth_interval;
     bool gradients_in_dtype;
 } Setup;
-// Of models made from now on: recordings as of several processes, --optimizer muon.
+// These hold for models made from now on: recordings as of several processes, --optimizer muon.
 static bool in_parts, with_muon;
 static void no_exchange(void *context, int unit) { (void)context, (void)unit; }
 
@@ -65,22 +65,27 @@ static Trainer trainer_make(Setup setup) {
                             .B = B,
                             .T = T,
                             .sequences = SEQUENCES};
+
     options.gradients_in_dtype = setup.gradients_in_dtype;
     if (with_muon) options.optimizer = OPTIMIZER_MUON;
     if (in_parts) options.processes = 2;
+
     assert_true(model_config_parse(&options.config, "L=2,C=48,NH=3,V=61,T=13", &err));
     assert_true(recompute_parse(&options.recompute, setup.recompute, options.config.L, &err));
     OptimizerOptions adamw = {
         .seed = 3, .limits = {.clip = 1.0f, .scale_growth_interval = setup.scale_growth_interval}};
     optimizer_default_rates(OPTIMIZER_ADAMW, 0.1, adamw.rates);
+
     t.model = model_create(&options, &err);
     assert_non_null(t.model);
     static const UnitHooks hooks = {no_exchange, no_exchange, NULL};
     if (in_parts) model_set_hooks(t.model, &hooks);
+
     model_init_weights(t.model, 3);
     const StepControl control = step_control_initial(setup.loss_scale);
     model_set_control(t.model, &control);
     t.optimizer = optimizer_create(t.model, &adamw, &err);
+
     for (int i = 0; i < 2; i++) {
         t.batches[i] = host_alloc(B * WINDOW * sizeof *t.batches[i], &err);
         t.records[i] = host_alloc(sizeof *t.records[i], &err);
@@ -135,11 +140,13 @@ static void train_step(Trainer *t, Manner manner) {
         const uint16_t *batch = next_batch(t);
         if (manner == WITHOUT_GRAPHS) // as if each micro-step were of another kind than the last
             for (int i = 0; i < 4; i++) t->model->graphs[i].B = 0;
+
         if (t->marked) sim_step_mark();
         model_load_batch(t->model, batch, count, WINDOW - 1, sizeof *batch);
         model_forward_backward(t->model, t->tokens, first == 0);
         do_what_is_forbidden(manner);
     }
+
     optimizer_norm(t->optimizer);
     optimizer_step(t->optimizer, 1e-2, t->tokens, false);
     copy_d2h(t->records[t->step % 2], model_control(t->model).data, sizeof(StepControl),
@@ -168,11 +175,13 @@ static State state_of(const Trainer *t) {
         const Parameter *p = &model_parameters(t->model)[i];
         const size_t n = (size_t)parameter_numel(p);
         s.values = realloc(s.values, (s.count + 3 * n) * sizeof(float));
+
         const UpdateTensor *u = &model_tensors(t->model)[i];
         model_get_weight(t->model, i, 0, p->rows, s.values + s.count, NULL);
         model_read_bytes(t->model, u->m, 0, (int64_t)tensor_bytes(u->m), s.values + s.count + n);
         model_read_bytes(t->model, u->v, 0, (int64_t)tensor_bytes(u->v),
                          s.values + s.count + 2 * n);
+
         s.count += 3 * n;
     }
     return s;
@@ -194,8 +203,8 @@ static State trained(Setup setup, int steps, Manner manner) {
 
 static const Setup bf16 = {DTYPE_BF16, "0", 1.0f, 0, false},
                    fp32 = {DTYPE_FP32, "0", 1.0f, 0, false};
-// What -r and --grad-dtype add to a recording: ops that run again, and gradients that are rounded
-// by random bits.
+// -r and --grad-dtype add to a recording: ops that run again, and gradients that are rounded by
+// random bits.
 static const Setup rounded = {DTYPE_BF16, "fcx1,layernorm+qkv", 1.0f, 0, true};
 
 static int leave_the_mark(void **state) {
@@ -218,11 +227,13 @@ TEST(a_step_makes_no_synchronising_call) {
 #else
     const size_t count = sizeof setups / sizeof *setups;
 #endif
+
     for (size_t i = 0; i < count; i++) {
         sim_set_lazy_streams(true);
         Trainer t = trainer_make(setups[i]);
         train_step(&t,
                    AS_IT_IS); // plans are made; the kernels are measured: waits are allowed here
+
         const int before = sim_step_violations();
         t.marked = true;
         for (int step = 1; step < 4; step++) { // the second step is recorded, the others replay it
@@ -230,6 +241,7 @@ TEST(a_step_makes_no_synchronising_call) {
             const float loss = last_record(&t)->loss;
             assert_true(loss > 1.0f && loss < 10.0f); // ln(61) is 4.1
         }
+
         sim_step_unmark();
         assert_int_equal(sim_step_violations(), before);
         for (int kind = 1; kind < 4; kind++) // 2 * first + whole: first and whole, whole, short
@@ -269,16 +281,18 @@ TEST(recorded_steps_give_the_bits_of_those_run_op_by_op) {
               eager = trained(setups[i], 4, WITHOUT_GRAPHS);
         assert_same_bits(recorded, eager);
         assert_int_equal(recorded.control.micro_steps, setups[i].gradients_in_dtype ? 12 : 0);
+
         // an event that is missing between the streams shows in the bits
         sim_set_lazy_streams(true);
         State late = trained(setups[i], 4, AS_IT_IS);
         sim_set_lazy_streams(false);
         assert_same_bits(recorded, late);
+
         free(recorded.values), free(eager.values), free(late.values);
     }
 }
 
-// As several processes record it: between the parts gradients leave for the others.
+// Several processes record it this way: between the parts gradients leave for the others.
 TEST(a_micro_step_recorded_in_parts_has_the_same_bits) {
     State whole = trained(bf16, 4, AS_IT_IS);
     in_parts = true;
@@ -300,6 +314,7 @@ TEST(a_step_of_other_tokens_is_recorded_anew) {
         states[manner] = state_of(&t);
         trainer_destroy(&t);
     }
+
     assert_same_bits(states[AS_IT_IS], states[WITHOUT_GRAPHS]);
     free(states[0].values), free(states[1].values);
 }
@@ -311,6 +326,7 @@ TEST(recomputation_changes_no_bit) {
     Error err;
     device_shutdown();
     assert_true(device_init(&(DeviceOptions){.gelu_fusion = GELU_FUSION_NONE}, &err));
+
     State kept = trained(bf16, 3, AS_IT_IS);
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         const Setup setup = {DTYPE_BF16, sets[i], 1.0f, 0, false};
@@ -318,6 +334,7 @@ TEST(recomputation_changes_no_bit) {
         assert_same_bits(kept, again);
         free(again.values);
     }
+
     free(kept.values);
 }
 
@@ -325,6 +342,7 @@ TEST(recomputation_changes_no_bit) {
 TEST(kernels_are_launched_early_where_they_may_be) {
     State states[2];
     setenv("PRETRAIN_CACHE", tmp_file("tuning"), 1); // the same choices twice
+
     for (int off = 0; off <= 1; off++) {
         Error err;
         device_shutdown();
@@ -335,6 +353,7 @@ TEST(kernels_are_launched_early_where_they_may_be) {
         assert_int_equal(sim_early_launches() > before,
                          !off && cuda_backend.compute_capability >= 90);
     }
+
     setenv("PRETRAIN_CACHE", "off", 1);
     assert_same_bits(states[0], states[1]);
     free(states[0].values), free(states[1].values);
@@ -350,11 +369,13 @@ TEST(an_overflow_is_skipped_and_the_run_goes_on) {
     State first = state_of(&t);
     assert_int_equal(first.control.skip, SKIP_NONFINITE);
     assert_true(first.control.loss_scale == 0x1p23f && first.control.loss < 10.0f);
+
     for (int step = 1; step < 20; step++) train_step(&t, AS_IT_IS);
     State last = state_of(&t);
     assert_true(last.control.skipped >= 2 && last.control.skipped <= 15 &&
                 isfinite(last.control.loss));
     for (size_t i = 0; i < last.count; i++) assert_true(isfinite(last.values[i]));
+
     trainer_destroy(&t);
     free(first.values), free(last.values);
 }
@@ -414,9 +435,11 @@ static Sample decoded(Trainer *t, int sequences, Manner manner) {
     enum { PROMPT = 4 };
     static Sample sample;
     memset(&sample, 0, sizeof sample);
+
     int32_t tokens[SEQUENCES * PROMPT];
     for (int i = 0; i < SEQUENCES * PROMPT; i++)
         tokens[i] = (int32_t)(philox(9, STREAM_SAMPLE, (uint64_t)i).v[0] % VOCABULARY);
+
     t->model->decoder.recorded = 0;
     model_decode_start(t->model, tokens, PROMPT, sequences, sample.logits[PROMPT - 1]);
     for (int n = PROMPT; n < T; n++) {
@@ -433,13 +456,16 @@ TEST(recorded_tokens_give_the_bits_of_those_run_op_by_op) {
         Trainer t = trainer_make((Setup){dtypes[i], "0", 1.0f, 0, false});
         const Sample eager = decoded(&t, SEQUENCES, WITHOUT_GRAPHS),
                      recorded = decoded(&t, SEQUENCES, AS_IT_IS);
+
         assert_true(cuda_graph_nodes(t.model->decoder.graph) >
                     15); // 2 blocks of 8 launches or more, and the head
         assert_memory_equal(&eager, &recorded, sizeof eager);
+
         sim_set_lazy_streams(true); // a copy that nobody waits for shows in the bits
         const Sample late = decoded(&t, SEQUENCES, AS_IT_IS);
         sim_set_lazy_streams(false);
         assert_memory_equal(&eager, &late, sizeof eager);
+
         decoded(&t, 1, AS_IT_IS); // fewer of them are another recording
         const Sample again = decoded(&t, SEQUENCES, AS_IT_IS);
         assert_memory_equal(&eager, &again, sizeof eager);

@@ -87,15 +87,18 @@ TEST(allocated_memory_is_zeroed_and_aligned) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             Error err;
             unsigned char *p = device_alloc(sizes[i], &err), *host = host_alloc(sizes[i], &err);
+
             assert_true(p && host);
             assert_int_equal((uintptr_t)p % 256, 0);
             assert_int_equal((uintptr_t)host % 64, 0);
             memset(host, 0xAB, sizes[i]);
+
             // The copy stream did not see the zeroing: it is done when device_alloc returns.
             copy_d2h(host, p, sizes[i], STREAM_COPY);
             device_event_record(copied, STREAM_COPY);
             device_event_wait(copied);
             for (size_t j = 0; j < sizes[i]; j++) assert_int_equal(host[j], 0);
+
             memset(host, 0xAB, sizes[i]);
             copy_h2d(p, host, sizes[i], STREAM_COPY);
             device_sync();
@@ -106,7 +109,7 @@ TEST(allocated_memory_is_zeroed_and_aligned) {
 }
 
 #ifdef __SANITIZE_ADDRESS__
-// What is refused here is more than AddressSanitizer takes for a request that somebody meant.
+// The requests that are refused here are larger than AddressSanitizer takes for meant.
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "allocator_may_return_null=1"; }
 #endif
@@ -196,6 +199,7 @@ TEST(other_work_starts_over) {
         assert_int_equal(cuda_graph_nodes(graph), 0);
         assert_arrived(7);
     }
+
     assert_false(pass(graph));
     assert_int_equal(cuda_graph_nodes(graph), 2);
     assert_true(pass(graph));

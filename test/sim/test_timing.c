@@ -110,7 +110,7 @@ TEST(slow_choices_are_measured_three_times) {
     expect_runs(&middle, 2 + 7, 1 + 7, 1 + 7); // 7.5 ms a round
 }
 
-// Not more than two seconds for a choice: what was not tried by then is not taken.
+// A choice takes no more than two seconds: what was not tried by then is not taken.
 TEST(a_choice_takes_two_seconds_at_most) {
     Choices endless = steady(900.0, 890.0, 100.0), slow = steady(300.0, 290.0, 280.0);
     assert_int_equal(fastest(&endless, 3), 1);
@@ -133,13 +133,16 @@ TEST(what_is_wrong_is_not_taken_though_it_is_the_fastest) {
     Choices c = steady(1.0, 0.5, 0.6), loses = steady(1.0, 1.2, 0.9),
             untimed = steady(1.0, 1.0, 1.0);
     c.wrong = loses.wrong = 1;
+
     assert_int_equal(fastest(&c, 3), 2);
     assert_int_equal(c.checks, 2);
     expect_runs(&c, 2 + 2, 1 + 11, 1 + 11 + 1 + 11);
     assert_int_equal(fastest(&loses, 3), 2);
     assert_int_equal(loses.checks, 1);
+
     assert_int_equal(choose(&untimed, 3, false), 0);
     expect_runs(&untimed, 0, 0, 0);
+
     loses.fails = 2;
     assert_int_equal(fastest(&loses, 3), 0);
 }

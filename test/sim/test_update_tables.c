@@ -41,6 +41,7 @@ static Tensor made(DType dtype, const char *name, int64_t rows, int64_t cols, in
 static UpdateTensor parameter(UpdateRule rule, DType states) {
     UpdateTensor t = {.rule = rule, .rate = 1.0f, .weight_decay = 0.1f};
     const int64_t blocks = ceil_div(N, STATE_BLOCK);
+
     t.weight = made(DTYPE_BF16, "weight", ROWS, COLS, 0x3C),
     t.grad = made(DTYPE_FP32, "grad", ROWS, COLS, 0x3D);
     if (rule == RULE_ADAFACTOR) {
@@ -49,6 +50,7 @@ static UpdateTensor parameter(UpdateRule rule, DType states) {
         t.rms = made(DTYPE_FP32, "rms", 1, 0, 0);
         return t;
     }
+
     t.m = made(states, "m", ROWS, COLS, 0x3B);
     if (rule == RULE_ADAMW) t.v = made(states, "v", ROWS, COLS, 0x3B);
     if (states == DTYPE_U8) {
@@ -78,22 +80,26 @@ static int set_up(void **state) {
                             {RULE_DIRECTION, DTYPE_FP32}, {RULE_ADAFACTOR, DTYPE_FP32},
                             {RULE_ADAMW, DTYPE_FP32},     {RULE_LION, DTYPE_FP32},
                             {RULE_SGD, DTYPE_BF16},       {RULE_ADAFACTOR, DTYPE_FP32}};
+
     Error err;
     if (start_device(state) != 0) return -1;
     step.arena = device_alloc(ARENA, &err), step.workspace = device_alloc(WORKSPACE, &err);
     step.host = host_alloc(ARENA, &err), step.used = 0;
     assert_true(step.arena && step.workspace && step.host);
     ops_set_workspace(step.workspace, WORKSPACE);
+
     step.sumsq = made(DTYPE_FP32, "sumsq", NUM_TENSORS, 0, 0);
     step.control = made(DTYPE_U8, "control", sizeof(StepControl), 0, 0);
     const StepControl control = step_control_initial(1.0f);
     memcpy(step.host, &control, sizeof control);
     copy_h2d(step.control.data, step.host, sizeof control, STREAM_COMPUTE);
     device_sync();
+
     for (int i = 0; i < NUM_TENSORS; i++) {
         step.tensors[i] = parameter(kinds[i].rule, kinds[i].states);
         step.tensors[i].stream = i;
     }
+
     make_slices();
     step.whole = update_list(step.tensors, NUM_TENSORS),
     step.direction = update_list(&step.tensors[2], 1);
