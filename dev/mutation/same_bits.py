@@ -31,7 +31,7 @@ MISTAKES = [
      ".momentum = (float)o->momentum,\n        .seed = s->state.seed,",
      ".momentum = (float)o->momentum,\n        .seed = s->state.seed + (uint64_t)s->first_step,"),
     ("by_group", "a checkpoint does not keep --by-group", "llmc/run/options.def",
-     "such as \"\n       \"embedding.beta2=0.99,vectors.decay=0.1\")", "such as \"\n       \"embedding.beta2=0.99,vectors.decay=0.1\", OPTION_OF_PROCESS)"),
+     "such as embedding.beta2=0.99,vectors.decay=0.1\")", "such as embedding.beta2=0.99,vectors.decay=0.1\", OPTION_OF_PROCESS)"),
     ("second_moment", "the second moment is not read from the checkpoint", "llmc/store/optimizer_file.c",
      "if (expected.rank == 0) return true;", "if (expected.rank == 0 || slot == SLOT_V) return true;"),
     ("v_scale", "the scales of 8-bit second moments are not read", "llmc/store/optimizer_file.c",
