@@ -166,19 +166,26 @@ static bool make_way_for_tokenizer(const CorpusOutput *o, const char *manifest,
     return true;
 }
 
+// Moves the manifest of an earlier corpus to staging, where it tells that tokenizer.json may be
+// removed.
+static bool set_manifest_aside(const CorpusOutput *o, const char *manifest, Error *err) {
+    struct stat st;
+    const bool is_file = lstat(manifest, &st) == 0 && S_ISREG(st.st_mode);
+    const int status = is_file ? rename(manifest, o->replaced) : unlink(manifest);
+    if (status == 0 || errno == ENOENT) return true;
+    return error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text);
+}
+
 // Removes the files of an earlier corpus, manifest first and training shards last, then moves in
 // the new ones, training shards first and manifest last. A mixture of the two has no manifest: also
-// after a loss of power, because each manifest goes or comes in a step of its own. The earlier
-// manifest goes to staging, where it tells that tokenizer.json may be removed.
+// after a loss of power, because each manifest goes or comes in a step of its own.
 bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *err) {
     char *manifest = path_join(o->path, "manifest.json"),
          *tokenizer = path_join(o->path, "tokenizer.json");
-    o->is_moving =
-        make_way_for_tokenizer(o, manifest, tokenizer, err) &&
-        own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
-        (rename(manifest, o->replaced) == 0 || errno == ENOENT ||
-         error_set(err, "%s: cannot remove: %s", manifest, path_reason(manifest, errno).text)) &&
-        directory_sync(o->path, err) && clear_shards(o, false, err);
+    o->is_moving = make_way_for_tokenizer(o, manifest, tokenizer, err) &&
+                   own_file_make_way(manifest, CORPUS_MANIFEST_MARK, err) &&
+                   set_manifest_aside(o, manifest, err) && directory_sync(o->path, err) &&
+                   clear_shards(o, false, err);
 
     const bool is_moved = o->is_moving && move_side(o, writer, CORPUS_TRAIN, err) &&
                           move_file(strdup(o->tokenizer), strdup(tokenizer), err) &&
@@ -187,6 +194,7 @@ bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *e
 
     // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging
     // says so.
+    if (is_moved) unlink(o->replaced);
     if (!is_moved && file_exists(o->replaced)) unlink(tokenizer);
     const bool has_tokenizer = o->is_moving && !file_exists(o->tokenizer) && file_exists(tokenizer);
     if (is_moved || (o->is_moving && clear_shards(o, false, NULL) &&
