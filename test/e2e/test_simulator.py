@@ -9,7 +9,7 @@ import re
 
 import pytest
 from conftest import (EXIT_RUN_FAILED, QUIET, SIMULATOR, TINY, TRAINER, call, checkpoints, command, events,
-                      losses, needs_simulator, run_tiny, same_run, same_state, train, write_state)
+                      losses, needs_simulator, run_tiny, same_run, same_state, train, write_state, xxh3)
 
 pytestmark = needs_simulator
 
@@ -38,14 +38,19 @@ def test_a_short_last_micro_batch_and_recomputation_give_the_same_losses(data, t
         assert losses(run_tiny(SIMULATOR, tmp_path / f"r{level}", data, *fp32, "-b", 6, "-r", level)) == expected
 
 
+def sealed(choice):
+    """The line of a choice with its checksum."""
+    return f"{choice}\t{xxh3(choice.encode())[-8:]}"
+
+
 def another_algorithm(line):
     """The line of a product, with an algorithm (SimAlgorithm of dev/sim/cublaslt.h) that was another candidate of the
     contest: only the checkpoint can tell it to the resumed run. A choice is recorded where there were several: always
     TILED, and SCALAR with it if the epilogue is plain or a bias, else SPLIT."""
     tiled, split, scalar = 1, 2, 3
-    key, value = line.split("\t")
+    key, value, _ = line.split("\t")
     second = scalar if re.search(r" to \w+, (plain|bias)\b", key) else split
-    return f"{key}\t{value[:8]}{tiled if int(value[8:10]) != tiled else second:02}{value[10:]}"
+    return sealed(f"{key}\t{value[:8]}{tiled if int(value[8:10]) != tiled else second:02}{value[10:]}")
 
 
 def test_a_resume_takes_what_the_run_chose_by_timing_and_says_where_it_cannot(data, tmp_path):
@@ -71,10 +76,11 @@ def test_a_resume_takes_the_choice_between_cudnn_and_our_attention(data, tmp_pat
     out = run_tiny(SIMULATOR, tmp_path / "run", data, "--dtype", "bf16", "-x", 2, "-n", 2, **environment)
     (checkpoint,) = checkpoints(out)
     state = json.loads((checkpoint / "trainer.json").read_text())
-    assert len(re.findall(r"attention.*\t0[01]$", state["tuning"], re.M)) == 2
+    assert len(re.findall(r"attention.*\t0[01]\t", state["tuning"])) == 2
     # Of the model, not of the products by which the machine was measured.
     assert re.search(r"cuDNN \d\S* or own kernels, to be measured", (out / "main.log").read_text())
-    other = re.sub(r"(attention.*\t0)([01])$", lambda found: found[1] + "10"[int(found[2])], state["tuning"], flags=re.M)
+    other = re.sub(r"^(.*attention.*\t0)([01])\t.*$", lambda found: sealed(found[1] + "10"[int(found[2])]), state["tuning"],
+                   flags=re.M)
     write_state(checkpoint, state | {"tuning": other})
     result = train("-o", out, "-y", 1, "-x", 4, "-n", 4, *TINY, *QUIET, *data.flags, trainer=SIMULATOR,
                    env={**os.environ, **environment})
