@@ -32,7 +32,7 @@ void backend_rope_table(Tensor table, float base) {
 }
 
 static __device__ __forceinline__ const float *angles_of(const QkHeads &s, int row) {
-    return s.table + (int64_t)(row % s.T + (s.position ? *s.position : 0)) * s.HS;
+    return s.table + ((s.position ? (int64_t)*s.position : 0) + row % s.T) * s.HS;
 }
 
 // The rotation of N pairs by angles with these cosines and sines.
