@@ -566,7 +566,7 @@ MUTATIONS = [
     Source("qk_backward_weight", "the gradient of k has the weight of q", **QK_ROPE,
            old="(part == 0 ? q_weight : k_weight) + column", new="q_weight + column"),
     Source("qk_position", "every token of a generation is the first", module="qk_norm_rope", file="qk_norm_rope.cu",
-           test="ops/test_blocks", only="a_token*", old=" + (s.position ? *s.position : 0)", new=""),
+           test="ops/test_blocks", only="a_token*", old="(s.position ? (int64_t)*s.position : 0)", new="(int64_t)0"),
     Source("qk_sequence", "the second sequence goes on where the first ends", **QK_ROPE, old="row % s.T", new="row"),
     Source("qk_values", "v is rotated as well", **QK_ROPE, old="is_value = head >= s.num_q + s.num_k;",
            new="is_value = head >= s.heads;"),
