@@ -111,8 +111,8 @@ static bool train_step(Run *run, Error *err) {
 
     // The step before is done by now, or the host waits for it here.
     report_step(run->report, before);
-    if (device_event_done(record->stop))
-        report_step(run->report, record); // on the CPU always; once per record
+    // on the CPU always; once per record
+    if (device_event_done(record->stop)) report_step(run->report, record);
     if (watched && !report_numerics(run, err)) return false;
     return true;
 }
@@ -524,8 +524,8 @@ static int build_all(Run *run, Error *err) {
 
     // From here on there is a log that must stay complete.
     signals_install();
-    if (o->max_steps != 0)
-        output_limit_wait(5); // seconds that a stopped pager may delay the run, once
+    // seconds that a stopped pager may delay the run, once
+    if (o->max_steps != 0) output_limit_wait(5);
     if (resumes && !comm_all_ok(run_resume_save_options(&run->setup, err), err))
         return EXIT_RUN_FAILED;
     if (!comm_all_ok(open_log(run, err), err)) return EXIT_RUN_FAILED;
@@ -559,8 +559,8 @@ static int run_all(Run *run, Error *err) {
 
     if (!options_measures_speed(o, &run->measures_speed, err)) return EXIT_BAD_INPUT;
     if (!asks && !processes_meet(o, err)) return EXIT_BAD_INPUT;
-    if (!asks && o->gpus > 1 && comm_size() == 1)
-        return launch_processes(o->gpus, run->argv); // and waits for them
+    // and waits for them
+    if (!asks && o->gpus > 1 && comm_size() == 1) return launch_processes(o->gpus, run->argv);
 
     if (!comm_all_ok(run_resume_lock(&run->setup, err), err)) // the options of a resumed run
         return run->setup.is_locked ? EXIT_RUN_FAILED : EXIT_BAD_INPUT;

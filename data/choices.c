@@ -172,8 +172,8 @@ static bool make_record(Choices *c, const cJSON *example, Error *err) {
         if (!cJSON_IsString(ending))
             return error_set(err, "an ending is not text but %s",
                              json_describe(ending, found, sizeof found));
-        snprintf(c->text, MAX_LINE + 2, " %s",
-                 ending->valuestring); // shorter than the line that it was a part of
+        // shorter than the line that it was a part of
+        snprintf(c->text, MAX_LINE + 2, " %s", ending->valuestring);
         if (!put_text(c, c->text, err)) return false;
     }
     c->record[1] = (uint16_t)(2 * c->length);
@@ -222,8 +222,8 @@ static bool read_input(Choices *c, Error *err) {
             foreign_file_check_open("JSON lines", path, fileno(file), true, err);
         if (!ok) break;
         if (c->bad++ < SHOWN_BAD) fprintf(stderr, "choices: skipped: %s\n", err->text);
-        while (length > MAX_LINE && ch != EOF && ch != '\n')
-            ch = getc_unlocked(file); // the remainder of it
+        // the remainder of it
+        while (length > MAX_LINE && ch != EOF && ch != '\n') ch = getc_unlocked(file);
     }
 
     if (ok && ferror(file)) ok = error_set(err, "%s: cannot be read: %s", path, strerror(errno));

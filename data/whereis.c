@@ -32,8 +32,8 @@ static const char HELP[] =
 
 // A start of the trainer, as its "run" event records it.
 typedef struct {
-    const char *train_data,
-        *directory; // in the event: -i, and where relative paths begin; "": not stated
+    // in the event: -i, and where relative paths begin; "": not stated
+    const char *train_data, *directory;
     int64_t start_step, T, B, step_windows, num_windows, num_tokens, seed, overfit;
     Mixture mixture; // without patterns; count 0: a single corpus
 } Start;
@@ -84,8 +84,8 @@ static bool read_log(const char *path, cJSON *events, Error *err) {
     char *line = NULL;
     size_t size = 0;
     bool ok = true;
-    for (ssize_t n; ok && file && (n = getline(&line, &size, file)) > 0 &&
-                    line[n - 1] == '\n';) { // else: unfinished
+    // else: unfinished
+    for (ssize_t n; ok && file && (n = getline(&line, &size, file)) > 0 && line[n - 1] == '\n';) {
         if (strncmp(line, run, sizeof run - 1) != 0) continue;
         cJSON *event = json_parse(line, (size_t)n, err);
         ok = event != NULL;

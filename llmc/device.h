@@ -99,8 +99,8 @@ bool device_restore_tuning(const char *lines);
 // The current state of the device as it reports it. Fields that it does not report are 0.
 typedef struct {
     double sm_clock_mhz, memory_clock_mhz;
-    double power_watts,
-        energy_joules; // energy: since the driver was loaded; only differences are meaningful
+    // energy: since the driver was loaded; only differences are meaningful
+    double power_watts, energy_joules;
     double temperature_c;
     char throttle[128]; // "" or the reason for throttling: "power cap", "thermal", ...
 } DeviceSensors;

@@ -129,8 +129,8 @@ static HOST_DEVICE inline uint8_t fp8_encode(float x, DType format) {
     const float fraction = frexpf(size, &exponent);
     // in [2^mantissa, 2^(mantissa + 1)]
     const int units = (int)rintf(ldexpf(fraction, mantissa + 1));
-    return (uint8_t)(sign | (((exponent - 1 + bias) << mantissa) + units -
-                             (1 << mantissa))); // a carry moves on
+    // a carry moves on
+    return (uint8_t)(sign | (((exponent - 1 + bias) << mantissa) + units - (1 << mantissa)));
 }
 
 static HOST_DEVICE inline float fp8_decode(uint8_t code, DType format) {
@@ -203,8 +203,8 @@ static HOST_DEVICE inline int dynamic8_code(float x, int first_cells) {
     const int cells = first_cells << decade;
     const int cell =
         (int)((x - dynamic8_decade_begin(decade)) * ((float)cells / dynamic8_decade_width(decade)));
-    return cells - (first_cells - 1) +
-           (cell < cells ? cell : cells - 1); // the last cell extends to the border
+    // the last cell extends to the border
+    return cells - (first_cells - 1) + (cell < cells ? cell : cells - 1);
 }
 
 // Signed: codes 0 .. 255 in the order of their numbers, 127 is 0, 255 is 1; -1 has no code and

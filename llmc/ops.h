@@ -376,9 +376,9 @@ void step_control_update(Tensor control, Tensor sumsq, Tensor sequence_losses, i
 
 typedef struct {
     float learning_rate;
-    MomentRates
-        moments[UPDATE_GROUPS]; // AdamW, Lion: b1, b2 and eps below are those of the tensor's group
-    float momentum;             // SGD, Muon
+    // AdamW, Lion: b1, b2 and eps below are those of the tensor's group
+    MomentRates moments[UPDATE_GROUPS];
+    float momentum; // SGD, Muon
     // Stochastic rounding: element e of a parameter adds half-word e % 8, lower halves first, of
     // philox(seed, STREAM_ROUNDING + stream + k * 2^20, control.updates * 2^40 + e / 8) to the bits
     // that rounding cuts off; k = 0 for the weight, 1 for m, 2 for v.

@@ -108,8 +108,8 @@ float bf16_to_float(uint16_t bits) {
 uint16_t float_to_bf16(float x) {
     uint32_t u;
     memcpy(&u, &x, sizeof u);
-    if ((u & 0x7FFFFFFFu) > 0x7F800000u)
-        return (uint16_t)(u >> 16 | 0x40u); // quiet NaN: rounding could make it inf
+    // quiet NaN: rounding could make it inf
+    if ((u & 0x7FFFFFFFu) > 0x7F800000u) return (uint16_t)(u >> 16 | 0x40u);
     return (uint16_t)((u + 0x7FFFu + (u >> 16 & 1u)) >> 16);
 }
 

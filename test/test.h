@@ -44,6 +44,6 @@ typedef struct {
 } TestFixture;
 extern TestFixture test_each, test_all;
 
-void test_add(int line,
-              struct CMUnitTest test); // one more, after those of earlier lines and of this one
-int test_run(void);                    // the exit status: how many failed
+// one more, after those of earlier lines and of this one
+void test_add(int line, struct CMUnitTest test);
+int test_run(void); // the exit status: how many failed

@@ -365,8 +365,8 @@ int main(int argc, char **argv) {
     if (ok) {
         printf("{\"device\": \"%s\", \"matmul_flops\": %.9g, \"copy_bandwidth\": %.9g}\n",
                device_facts()->name, speed.matmul_flops, speed.copy_bandwidth);
-        ok = make_all(dtype, &err) &&
-             time_all(device.attention, &err); // the memory goes with the process
+        // the memory goes with the process
+        ok = make_all(dtype, &err) && time_all(device.attention, &err);
         printf("{\"attention\": \"%s\"}\n", device_facts()->attention);
     }
 

@@ -221,8 +221,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     Problem problem;
     *found = 0;
     sim_cublaslt_counts.searches++;
-    if (sim::capture_forbids("cublasLtMatmulAlgoGetHeuristic"))
-        return CUBLAS_STATUS_INTERNAL_ERROR; // so CUDA 13.3
+    // so CUDA 13.3
+    if (sim::capture_forbids("cublasLtMatmulAlgoGetHeuristic")) return CUBLAS_STATUS_INTERNAL_ERROR;
     if (requested <= 0) return INVALID("%d results requested", requested);
     const cublasStatus_t status = make_problem(&problem, op, a, b, c, d);
     if (status != CUBLAS_STATUS_SUCCESS) return status;

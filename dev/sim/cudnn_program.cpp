@@ -114,8 +114,8 @@ struct Machine {
 
     void matmul(const Step &s, int64_t a, int64_t b) {
         const int64_t M = tensor(s.y).dims[2], N = tensor(s.y).dims[3], K = tensor(s.x).dims[3];
-        const int64_t heads = tensor(s.y).dims[1],
-                      shared = tensor(s.b).dims[1]; // several may have one right factor
+        // several may have one right factor
+        const int64_t heads = tensor(s.y).dims[1], shared = tensor(s.b).dims[1];
         if (heads % shared != 0) sim::fatal("cuDNN: %d matrices times %d", (int)heads, (int)shared);
         std::vector<float> right((size_t)(K * N)), row((size_t)N);
         for (int64_t k = 0; k < K; k++)

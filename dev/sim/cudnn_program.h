@@ -14,8 +14,8 @@ struct Tensor4 {
     cudnnDataType_t type;
     bool is_virtual, by_value;
 
-    int64_t offset(int64_t a, int64_t b, int64_t c,
-                   int64_t d) const { // a dimension of size 1 is repeated
+    // a dimension of size 1 is repeated
+    int64_t offset(int64_t a, int64_t b, int64_t c, int64_t d) const {
         return (dims[0] > 1 ? a * strides[0] : 0) + (dims[1] > 1 ? b * strides[1] : 0) +
                (dims[2] > 1 ? c * strides[2] : 0) + (dims[3] > 1 ? d * strides[3] : 0);
     }

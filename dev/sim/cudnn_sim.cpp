@@ -397,8 +397,8 @@ cudnnStatus_t execute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan,
         char *pointer = t.is_virtual ? nullptr : pointer_of(pack, t.id);
         if (!t.is_virtual && !fits(t, pointer)) return CUDNN_STATUS_BAD_PARAM;
         launch->memory.push_back(pointer);
-        launch->constants.push_back(t.by_value ? factor * *(const float *)pointer
-                                               : NAN); // read at the call
+        // read at the call
+        launch->constants.push_back(t.by_value ? factor * *(const float *)pointer : NAN);
     }
     launch->workspace = pack->value<char *>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE, nullptr);
     launch->workspace_bytes = (size_t)p->workspace;

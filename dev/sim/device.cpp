@@ -235,8 +235,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int device)
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (!exists(device)) return set_error(cudaErrorInvalidDevice);
     const DeviceModel &m = device_model();
-    memset((void *)p, 0xff,
-           sizeof *p); // whoever asks for another property sees that it is not simulated
+    // whoever asks for another property sees that it is not simulated
+    memset((void *)p, 0xff, sizeof *p);
     snprintf(p->name, sizeof p->name, "CUDA simulator (CPU)");
     p->totalGlobalMem = m.memory_bytes;
     p->major = m.compute_capability / 10;

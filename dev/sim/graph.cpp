@@ -125,8 +125,8 @@ static cudaError_t end_capture(CUstream_st *origin, cudaGraph_t *graph) {
     for (CUstream_st *stream : capture->streams) stream->capture = nullptr;
     captures().erase(std::find(captures().begin(), captures().end(), capture));
 
-    if (setting_is("SIM_CAPTURE", "refused"))
-        capture->invalid = true; // as by a driver with a defect
+    // as by a driver with a defect
+    if (setting_is("SIM_CAPTURE", "refused")) capture->invalid = true;
     if (capture->invalid) return set_error(cudaErrorStreamCaptureInvalidated);
     if (!joined)
         return set_error(cudaErrorStreamCaptureUnjoined,

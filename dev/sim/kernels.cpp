@@ -151,8 +151,8 @@ static Stub find_kernel(const Binary &binary, const char *name, const void *func
     const int code = newest(binary.machine_code, true), ptx = newest(binary.ptx, false),
               arch = code ? code : ptx;
     Kernel *kernel = arch ? kernel_named(name, arch) : nullptr;
-    if (!kernel && arch > 90)
-        kernel = kernel_named(name, 90); // whose text is translated (SIM_PTX in sim.mk)
+    // whose text is translated (SIM_PTX in sim.mk)
+    if (!kernel && arch > 90) kernel = kernel_named(name, 90);
     if (arch && !kernel)
         fatal("no translated PTX of sm_%d of the kernel %s in this program", arch, name);
     return {function, name, kernel, ptx ? ptx : arch,
@@ -237,8 +237,8 @@ static cudaError_t launch(const void *function, dim3 grid, dim3 block, void **ar
     stub->dynamic_shared = std::max(stub->dynamic_shared, shared);
     Launch now = {k, grid, block, shared, stream, nullptr};
     std::vector<char> params(k->param_bytes + 1);
-    msan_initialised(arguments,
-                     k->param_count * sizeof *arguments); // from code that is not instrumented
+    // from code that is not instrumented
+    msan_initialised(arguments, k->param_count * sizeof *arguments);
     for (uint32_t i = 0; i < k->param_count; i++)
         quiet_copy(&params[k->params[i].at], arguments[i], k->params[i].bytes);
     msan_initialised(params.data(), params.size());

@@ -68,8 +68,8 @@ bool find_device_memory(uint64_t address, uint64_t size, uint64_t *begin, uint64
     const Allocation *a = find((const void *)(uintptr_t)address, size);
     if (!a) return false;
 
-    const char *low = a->begin,
-               *high = a->begin + a->bytes; // from the gap before it to the one behind it
+    // from the gap before it to the one behind it
+    const char *low = a->begin, *high = a->begin + a->bytes;
     for (const Allocation &gap : forbidden)
         if ((uint64_t)(uintptr_t)gap.begin > address)
             high = std::min<const char *>(high, gap.begin);

@@ -16,8 +16,8 @@
 namespace sim {
 static CUstream_st legacy_stream;
 
-static std::vector<CUstream_st *>
-    &streams() { // never freed; destroyed ones stay, because events may name them
+// never freed; destroyed ones stay, because events may name them
+static std::vector<CUstream_st *> &streams() {
     static auto *all = new std::vector<CUstream_st *>{&legacy_stream};
     return *all;
 }

@@ -22,8 +22,8 @@ struct CUgraphNode_st {
 };
 
 namespace sim {
-typedef std::vector<std::shared_ptr<CUgraphNode_st>>
-    Nodes; // in the order of recording, which respects dependencies
+// in the order of recording, which respects dependencies
+typedef std::vector<std::shared_ptr<CUgraphNode_st>> Nodes;
 
 // A capture in progress, shared by the streams that take part and the events recorded in them.
 struct Capture {

@@ -15,8 +15,8 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER, work_done = PTHREAD_COND_INITIALIZER;
 static void (*job)(void *);
 static void *job_argument;
-static int started, wanted,
-    working; // workers that exist; that shall still take the job; that have not finished it
+// workers that exist; that shall still take the job; that have not finished it
+static int started, wanted, working;
 
 int worker_count() {
 #if defined(SIM_TSAN) || defined(SIM_MSAN)

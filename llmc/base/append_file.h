@@ -20,13 +20,13 @@ typedef struct {
 // (new_only: it must not exist). If another process has it open for writing, waits up to a second
 // for that process to end, then fails.
 bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err);
-bool append_file_cut(AppendFile *f, off_t bytes,
-                     Error *err); // keeps its first `bytes` bytes; 0: a new file
+// keeps its first `bytes` bytes; 0: a new file
+bool append_file_cut(AppendFile *f, off_t bytes, Error *err);
 // Gives it these records instead of its own, in one step; false: it has the old ones, or it has the
 // new ones and is not open.
 bool append_file_replace(AppendFile *f, const void *records, size_t bytes, Error *err);
-bool append_file_sync(AppendFile *f,
-                      Error *err); // its records survive a loss of power from here on
+// its records survive a loss of power from here on
+bool append_file_sync(AppendFile *f, Error *err);
 // false: no part of the record is in the file.
 bool append_file_write(AppendFile *f, const void *record, size_t bytes, Error *err);
 void append_file_close(AppendFile *f); // also after a failed open

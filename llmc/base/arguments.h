@@ -28,8 +28,8 @@ typedef struct {
     int distance;
 } NearestName;
 NearestName argument_nearest(const char *typo, size_t length);
-void argument_nearest_try(NearestName *nearest, const char *dashes,
-                          const char *name); // name: NULL is fine
+// name: NULL is fine
+void argument_nearest_try(NearestName *nearest, const char *dashes, const char *name);
 
 // The same for the names that other trainers have for an option of ours.
 void argument_nearest_foreign(NearestName *nearest);

@@ -150,8 +150,8 @@ bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error
 // Removes a temporary file that no process writes.
 static void remove_stale(const char *path) {
     struct stat opened, named;
-    const int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK |
-                                  O_CLOEXEC); // NFS locks what is open for writing
+    // NFS locks what is open for writing
+    const int fd = open(path, O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return;
     // Its process may have renamed it in between.
     if (flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &opened) == 0 && lstat(path, &named) == 0 &&

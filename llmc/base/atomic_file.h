@@ -9,13 +9,13 @@
 
 // A file being written. Errors are sticky: a failed write is remembered and reported by commit.
 typedef struct AtomicFile AtomicFile;
-AtomicFile *atomic_file_create(const char *path,
-                               Error *err); // opens path + ".tmp-PID", after atomic_file_clean
+// opens path + ".tmp-PID", after atomic_file_clean
+AtomicFile *atomic_file_create(const char *path, Error *err);
 bool atomic_file_write(AtomicFile *f, const void *data, size_t bytes, Error *err);
 // Flush, fsync, rename to path, fsync the directory. bytes and checksum (XXH3, 64 bits) of the
 // content may be NULL.
-bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum,
-                        Error *err);     // frees f in any case
+// frees f in any case
+bool atomic_file_commit(AtomicFile *f, int64_t *bytes, uint64_t *checksum, Error *err);
 void atomic_file_abandon(AtomicFile *f); // removes it; frees f
 // Removes the temporary files of processes that were killed while they wrote it: those that no
 // process holds locked.

@@ -197,8 +197,8 @@ void choices_file_put(const char *key, const void *value, size_t size) {
     const bool ours = cache_path(path, sizeof path);
     struct stat st;
     if (!*path || cache.unread) return;
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode))
-        return; // PRETRAIN_CACHE=/dev/null must not replace the device
+    // PRETRAIN_CACHE=/dev/null must not replace the device
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) return;
     char *directory = path_parent(path), *text = list_lines(false);
     if (ours) (void)directory_make(directory, NULL);
     snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-bool directory_make(const char *path,
-                    Error *err); // with parents, all of them durable; existing is fine
+// with parents, all of them durable; existing is fine
+bool directory_make(const char *path, Error *err);
 bool directory_sync(const char *path,
                     Error *err); // makes new, removed and renamed names in it durable
 bool directory_sync_parent(const char *path,

@@ -9,9 +9,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-bool text_is(const char *text, size_t length,
-             const char *word);       // `length` bytes of text are the word; NULL is none
-const char *format_plural(int64_t n); // "" for 1, else "s"
+// `length` bytes of text are the word; NULL is none
+bool text_is(const char *text, size_t length, const char *word);
+const char *format_plural(int64_t n);                        // "" for 1, else "s"
 const char *format_bytes(double bytes, char *buf, int size); // 512 B   1.50 GiB   12.5 MiB
 const char *format_count(double n, char *buf, int size); // 950   1.017K   666.6K   124.5M   10.00B
 const char *format_duration(double seconds, char *buf,

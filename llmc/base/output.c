@@ -50,8 +50,8 @@ static ssize_t output_write(void *cookie, const char *data, size_t n) {
     for (size_t done = 0; done < n;) {
         const ssize_t taken = write_now(o, data + done, n - done);
         if (taken > 0) done += (size_t)taken;
-        if (taken == 0 || (taken < 0 && errno != EAGAIN && errno != EINTR))
-            return 0; // an error of the stream
+        // an error of the stream
+        if (taken == 0 || (taken < 0 && errno != EAGAIN && errno != EINTR)) return 0;
         if (taken > 0) continue;
 
         double limit = limit_ms;

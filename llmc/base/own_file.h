@@ -24,8 +24,8 @@ bool own_file_make_way(const char *path, const char *mark, Error *err);
 // `why`. unread: the errno with which the look at its content failed; then it stays, and false. 0:
 // it was read.
 bool own_file_move_aside(const char *path, const char *why, int unread, Error *err);
-bool own_file_write(const char *path, const char *mark, const void *data, size_t bytes,
-                    Error *err); // file_write_atomic
+// file_write_atomic
+bool own_file_write(const char *path, const char *mark, const void *data, size_t bytes, Error *err);
 bool own_file_commit(AtomicFile *f, const char *path, const char *mark,
                      Error *err); // atomic_file_commit
 

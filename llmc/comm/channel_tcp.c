@@ -357,8 +357,8 @@ static bool tcp_start_other(const Place *place, double seconds, Error *err) {
             nanosleep(&(struct timespec){.tv_nsec = (long)(pause * 1e9)}, NULL);
     }
 
-    tcp.deadline = now_seconds() + seconds +
-                   TELL_SECONDS; // process 0 has as long for all, and says what failed
+    // process 0 has as long for all, and says what failed
+    tcp.deadline = now_seconds() + seconds + TELL_SECONDS;
     return true;
 }
 

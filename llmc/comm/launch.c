@@ -120,8 +120,8 @@ static void launch_await(Children *c, const sigset_t *waited, const char *progra
             c->stop_after = now_seconds() + NOTICE_SECONDS;
             c->kill_after = c->stop_after + c->stop_seconds;
 
-            if (code == EXIT_BAD_INPUT)
-                continue; // all have found out together, and process 0 has said what
+            // all have found out together, and process 0 has said what
+            if (code == EXIT_BAD_INPUT) continue;
             // It may have been ended by a signal, and its own message, if there is one, does not
             // name the process.
             char how[32];
@@ -161,8 +161,9 @@ int launch_processes(int count, char **argv) {
     sigemptyset(&waited);
     for (size_t i = 0; i < sizeof WAITED / sizeof WAITED[0]; i++) {
         // One that is ignored, as in a shell's background job, could not be waited for.
+        // nohup: for the processes, too
         if (signal(WAITED[i], SIG_DFL) == SIG_IGN && WAITED[i] == SIGHUP)
-            signal(SIGHUP, SIG_IGN); // nohup: for the processes, too
+            signal(SIGHUP, SIG_IGN);
         else
             sigaddset(&waited, WAITED[i]);
     }

@@ -35,16 +35,16 @@ int socket_open(const char *host, int port, double connect_seconds, Error *reaso
         setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         if (connect_seconds > 0) {
             status = connect(fd, a->ai_addr, a->ai_addrlen);
-            if (status != 0 &&
-                errno == EINPROGRESS) { // the second call says what became of the first
+            // the second call says what became of the first
+            if (status != 0 && errno == EINPROGRESS) {
                 const double left = fmin(deadline - now_seconds(), CONNECT_SECONDS);
                 poll(&(struct pollfd){fd, POLLOUT, 0}, 1, (int)(1e3 * fmax(left, 0)));
                 status = connect(fd, a->ai_addr, a->ai_addrlen);
             }
         } else {
             setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-            setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off,
-                       sizeof off); // "::" takes IPv4 connections, too
+            // "::" takes IPv4 connections, too
+            setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
             status = bind(fd, a->ai_addr, a->ai_addrlen);
             if (status == 0) status = listen(fd, SOMAXCONN);
         }

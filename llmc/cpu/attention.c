@@ -141,8 +141,8 @@ static ALWAYS_INLINE void softmax_panel(const ForwardScratch *s, int64_t q0, int
         for (int64_t j = 0; j <= diagonal; j += LANES) {
             V p = vexp_nonpositive(vfma(vload_f32(row + j), vsplat(scale), vsplat(-max[r])));
             lane_sum += p;
-            vstore(row, j, p,
-                   packed_dtype(E)); // no wider than scores: the store never overtakes the load
+            // no wider than scores: the store never overtakes the load
+            vstore(row, j, p, packed_dtype(E));
         }
         sum[r] = vsum(lane_sum);
     }

@@ -45,8 +45,8 @@ typedef struct {
     Onednn *onednn;
     char *workspace; // the caller's memory, given by ops_set_workspace
     int64_t workspace_bytes;
-    int64_t
-        workspace_used; // by the op that runs, from the start; the remainder is for multiplications
+    // by the op that runs, from the start; the remainder is for multiplications
+    int64_t workspace_used;
     size_t resident_at_init; // what device_memory_peak subtracts
     size_t peak;             // the largest value it has returned so far
 } CpuBackend;

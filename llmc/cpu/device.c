@@ -203,8 +203,8 @@ void *device_alloc(size_t bytes, Error *err) {
                   memory.total);
         return NULL;
     }
-    if (large)
-        madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE); // a hint: 4 KiB pages work too
+    // a hint: 4 KiB pages work too
+    if (large) madvise(p, bytes / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
         // All pages are touched by the threads that will use them. The first touch of a page costs
         // about 1.2 s per GiB in a fresh virtual machine, and places it near its core. Huge pages
         // need a quarter of that on memory seen before.

@@ -134,8 +134,8 @@ static ALWAYS_INLINE void norm_backward_row(const NormBackward *a, int64_t row, 
     const V mean = centered ? vsplat(a->mean[row]) : vzero(), rstd = vsplat(a->rstd[row]);
     V sum_dnorm = vzero(), sum_dnorm_xhat = vzero();
     EACH_LANES(i, k, C, {
-        V dout = vload_first(k, a->dout, first + i,
-                             E); // 0 beyond the row, and so is everything computed from it
+        // 0 beyond the row, and so is everything computed from it
+        V dout = vload_first(k, a->dout, first + i, E);
         V xhat = (vload_first(k, a->in, first + i, E) - mean) * rstd;
         V dnorm = dout * vload_first(k, a->weight, i, E);
         if (centered) sum_dnorm += dnorm;

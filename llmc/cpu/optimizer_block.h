@@ -43,8 +43,8 @@ static inline Dynamic8 dynamic8_map(int first_cells) {
 static ALWAYS_INLINE V dynamic8_magnitudes(const Dynamic8 *map, VI code) {
     const VI q = code + (map->first_cells - 1);
     const VU bits = (VU) __builtin_convertvector(q, V);
-    const VU decade = (bits >> 23) -
-                      (127u + (uint32_t)(map->first_cells - 1)); // first_cells 2: one binade higher
+    // first_cells 2: one binade higher
+    const VU decade = (bits >> 23) - (127u + (uint32_t)(map->first_cells - 1));
     const V fraction = (V)((bits & 0x7FFFFFu) | 0x3F800000u) - 1.0f;
     const V number =
         (fraction + vlookup(map->half_cell, decade) + 1.0f / 9.0f) * vlookup(map->width, decade);
@@ -77,8 +77,8 @@ static ALWAYS_INLINE VI dynamic8_encode_lanes(const Dynamic8 *map, V x, bool is_
         p -= (p >> 7) & negative; // -1 has no code: 128 becomes 127
         return DYNAMIC8_ZERO_SIGNED + ((p ^ negative) - negative);
     }
-    return dynamic8_codes(map, x,
-                          vcount_greater(zero, x, vzero())); // a positive value never becomes 0
+    // a positive value never becomes 0
+    return dynamic8_codes(map, x, vcount_greater(zero, x, vzero()));
 }
 
 // ------------------------------------------------------------------------------------------ blocks

@@ -186,8 +186,8 @@ static ALWAYS_INLINE void qk_norm_heads_back(int heads, void *gradient, const vo
         vstore_f32(sums + padded + j, sumb);
     });
     for (int h = 0; h < heads; h++) {
-        const V r = vsplat(rstd[h]),
-                of_x = vsplat(vsum(low[h] + high[h]) / (float)HS) * r; // mean(dnorm * xhat) * rstd
+        // mean(dnorm * xhat) * rstd
+        const V r = vsplat(rstd[h]), of_x = vsplat(vsum(low[h] + high[h]) / (float)HS) * r;
         const float *from = dnorm + h * 2 * padded;
         EACH_LANES(j, k, half, {
             const int64_t at = h * HS + j;
@@ -240,8 +240,8 @@ void backend_qk_norm_rope_backward(Tensor dqkv, Gradient dq_weight, Gradient dk_
     const int64_t rows = rows_of_block(s.N), blocks = ceil_div(s.N, rows);
     const int64_t half = s.HS / 2, padded = round_up(half, LANES), stride = QK_VECTORS * padded;
     const Gradient gradients[2] = {dq_weight, dk_weight};
-    float *partial = cpu_scratch("qk_norm_rope_backward",
-                                 qk_norm_bytes(blocks, s.HS)); // (blocks, QK_VECTORS, padded)
+    // (blocks, QK_VECTORS, padded)
+    float *partial = cpu_scratch("qk_norm_rope_backward", qk_norm_bytes(blocks, s.HS));
 #pragma omp parallel
     {
 #pragma omp for schedule(static)

@@ -51,8 +51,8 @@ enum { LANES = 4, FEW_REGISTERS = 1 };
 #endif
 
 typedef float V __attribute__((vector_size(4 * LANES)));
-typedef uint32_t VU
-    __attribute__((vector_size(4 * LANES))); // the bits of a V: (VU)x; also pairs of bf16
+// the bits of a V: (VU)x; also pairs of bf16
+typedef uint32_t VU __attribute__((vector_size(4 * LANES)));
 typedef int32_t VI __attribute__((vector_size(4 * LANES)));
 typedef uint64_t VWide __attribute__((vector_size(4 * LANES)));
 typedef uint16_t VH __attribute__((vector_size(2 * LANES)));
@@ -129,8 +129,8 @@ static ALWAYS_INLINE void vstore_bits(void *p, VU x) { *(VUUnaligned *)p = x; }
 // NaN becomes a quiet NaN; denormals become 0 of their sign. The lower half is not cleared.
 static ALWAYS_INLINE VU vround_bf16_bits(V x) {
     VU u = (VU)x;
-    VU nan = (VU)((VI)(u & 0x7FFFFFFFu) >
-                  0x7F800000); // all ones where the magnitude is above infinity's
+    // all ones where the magnitude is above infinity's
+    VU nan = (VU)((VI)(u & 0x7FFFFFFFu) > 0x7F800000);
     VU denormal = (VU)((VI)(u & 0x7FFFFFFFu) < 0x00800000);
     VU rounded = u + 0x7FFFu + (u >> 16 & 1u);
     return (nan & (u | 0x400000u)) | (~(nan | denormal) & rounded) | (u & 0x80000000u);
@@ -319,8 +319,8 @@ static ALWAYS_INLINE V vfma(V a, V b, V c) {
     for (int i = 0; i < LANES; i++) r[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return r;
 #else
-    return a * b +
-           c; // without the instruction a fused product would be a function call for every lane
+    // without the instruction a fused product would be a function call for every lane
+    return a * b + c;
 #endif
 }
 static ALWAYS_INLINE V vsqrt(V x) {
@@ -461,8 +461,8 @@ static ALWAYS_INLINE void vstore_first_u8(int n, uint8_t *p, VI x) {
 //   x = k ln 2 + r with |r| <= ln(2)/2;  e^x = 2^k (1 + r + r^2 q(r)),
 //   q of degree 4 fitted to the relative error.
 static ALWAYS_INLINE V vexp(V x) {
-    x = vmin(vsplat(89.0f),
-             vmax(vsplat(-104.0f), x)); // in this order of arguments NaN passes through
+    // in this order of arguments NaN passes through
+    x = vmin(vsplat(89.0f), vmax(vsplat(-104.0f), x));
     V k = vround(x * 0x1.715476p+0f);
     // ln 2 in two parts; k times the first is exact, so that r is as good with and without fma.
     V r = vfma(k, vsplat(-0x1.63p-1f), x);

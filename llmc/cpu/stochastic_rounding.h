@@ -50,14 +50,14 @@ static ALWAYS_INLINE void vrounding_bits(uint32_t words[LANES][4], uint64_t seed
 
 // The bits of the elements from i on (a multiple of LANES), one element per lane.
 static ALWAYS_INLINE VU vrounding_bits_at(uint32_t words[LANES][4], int64_t i) {
-    return (VU)vload_bf16((const uint16_t *)words + i) >>
-           16; // pairs of half-words, lower first, as in memory
+    // pairs of half-words, lower first, as in memory
+    return (VU)vload_bf16((const uint16_t *)words + i) >> 16;
 }
 
 // x rounded to bf16 by 16 random bits per lane. Infinity stays unchanged, NaN stays NaN.
 static ALWAYS_INLINE V round_stochastically(V x, VU random) {
     VU u = (VU)x;
-    VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >>
-                  31); // all ones where the magnitude is above infinity's
+    // all ones where the magnitude is above infinity's
+    VU nan = (VU)((VI)((u & 0x7FFFFFFFu) + 0x7FFFFFu) >> 31);
     return (V)((nan & u) | (~nan & (u + random) & 0xFFFF0000u));
 }

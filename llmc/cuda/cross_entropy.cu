@@ -98,8 +98,8 @@ static __device__ __forceinline__ float exp_sum_kept(Vector<T, N> &x, float shif
 
 // The values of a row that follow from its maximum and sum.
 typedef struct {
-    float shift, sum,
-        factor; // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
+    // factor = gradient_scale / sum: fp16 gradients are scaled before they are rounded
+    float shift, sum, factor;
     float target_logit, inverse; // exp_shifted * inverse = exp(x - highest)
 } RowSums;
 
@@ -142,8 +142,8 @@ static __global__ void __launch_bounds__(ROW_THREADS) registers_kernel(T *logits
     const int64_t r = block_from_last();
     const int packs = p.Vp / N, target = p.targets[r];
     T *row = logits + r * p.Vp;
-    const float target_logit = to_float(row[target]),
-                scale = gradient_scale(p); // the row is overwritten after barriers
+    // the row is overwritten after barriers
+    const float target_logit = to_float(row[target]), scale = gradient_scale(p);
 
     Vector<T, N> x[PACKS];
     UNROLL (j, PACKS) {

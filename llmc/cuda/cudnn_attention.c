@@ -64,8 +64,8 @@ static void *packed_part(Tensor packed, AttentionShape s, int part) {
 
 bool cudnn_attention_run(CudnnAttention *a, Tensor out, Tensor lse, Tensor qkv, Tensor dqkv,
                          Tensor dout, void *workspace, Error *why) {
-    static float minus_infinity = -INFINITY,
-                 one = 1.0f; // cuDNN reads the constants of a graph at every launch
+    // cuDNN reads the constants of a graph at every launch
+    static float minus_infinity = -INFINITY, one = 1.0f;
     void *all[CUDNN_NUM_TENSORS] = {
         [CUDNN_OUT] = out.data,
         [CUDNN_LSE] = lse.data,

@@ -201,10 +201,10 @@ static void reshape(CudnnGraph *g, const char *what, GraphTensor y, GraphTensor 
 // The layouts of a shape. A transposed matrix is the same memory with dimensions and strides
 // exchanged: of k and v, cuDNN wants to see the transposed one.
 typedef struct {
-    cudnnDataType_t
-        type;     // of q, k, v, out, their gradients and of the probabilities between two matmuls
-    bool grouped; // fewer heads of k and v than of q: a matmul repeats them
-    Four rows;    // (B,NH,T,HS)
+    // of q, k, v, out, their gradients and of the probabilities between two matmuls
+    cudnnDataType_t type;
+    bool grouped;             // fewer heads of k and v than of q: a matmul repeats them
+    Four rows;                // (B,NH,T,HS)
     Four kv_rows, kv_columns; // (B,NKV,T,HS) and (B,NKV,HS,T)
     Four in_qkv, in_qkv_transposed, in_out,
         in_heads; // strides within (B,T,NH + 2 NKV,HS), (B,T,NH,HS), (B,NH,T,HS)

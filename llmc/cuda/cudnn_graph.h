@@ -67,9 +67,9 @@ typedef struct {
     bool failed;
 } CudnnBuild;
 void cudnn_check(CudnnBuild *b, cudnnStatus_t status);
-cudnnBackendDescriptor_t cudnn_make(CudnnBuild *b,
-                                    cudnnBackendDescriptorType_t type); // NULL on failure
-void cudnn_destroy(cudnnBackendDescriptor_t d);                         // NULL is fine
+// NULL on failure
+cudnnBackendDescriptor_t cudnn_make(CudnnBuild *b, cudnnBackendDescriptorType_t type);
+void cudnn_destroy(cudnnBackendDescriptor_t d); // NULL is fine
 void cudnn_set(CudnnBuild *b, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
                cudnnBackendAttributeType_t type, int64_t count, const void *values);
 void cudnn_refer(CudnnBuild *b, cudnnBackendDescriptor_t d, cudnnBackendAttributeName_t name,
@@ -101,8 +101,8 @@ enum { CUDNN_MAX_CONFIGS = 8 };
 typedef struct {
     cudnnBackendDescriptor_t configs[CUDNN_MAX_CONFIGS]; // the better one first
     int num_configs;
-    cudnnBackendDescriptor_t engine,
-        knobs[CUDNN_MAX_KNOBS];        // of an engine that was asked for by its number
+    // of an engine that was asked for by its number
+    cudnnBackendDescriptor_t engine, knobs[CUDNN_MAX_KNOBS];
     int64_t workspace;                 // bytes, at most; known before it is compiled
     cudnnBackendDescriptor_t compiled; // what cudnnBackendExecute takes
     int64_t compiled_engine;           // its number

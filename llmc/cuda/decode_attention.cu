@@ -49,8 +49,8 @@ static __global__ void __launch_bounds__(STORE_THREADS)
     wait_for_the_grid_before();
     const int64_t i = (int64_t)blockIdx.x * STORE_THREADS + threadIdx.x;
     if (i >= packs) return;
-    const int64_t queries = (int64_t)s.NH * s.HS,
-                  stored = (int64_t)2 * s.NKV * s.HS; // elements of a row
+    // elements of a row
+    const int64_t queries = (int64_t)s.NH * s.HS, stored = (int64_t)2 * s.NKV * s.HS;
     const int64_t row = i / (stored / N), col = i % (stored / N) * N;
     const int64_t b = row / n, t = row % n, head = col / s.HS; // keys of all heads, then values
     const int64_t to = ((b * 2 * s.NKV + head) * s.maxT + first + t) * s.HS + col % s.HS;
@@ -186,8 +186,8 @@ static __global__ void __launch_bounds__(DECODE_THREADS)
               kv = first_head + (int)blockIdx.y;
     if (first_key > last_key) return;
     const int b = kv / s.NKV, h = kv % s.NKV, sharing = s.NH / s.NKV;
-    const int64_t head_size = (int64_t)s.maxT * s.HS,
-                  columns = s.NH + 2 * s.NKV; // of a row of qkv, in heads
+    // of a row of qkv, in heads
+    const int64_t head_size = (int64_t)s.maxT * s.HS, columns = s.NH + 2 * s.NKV;
     const T *k = qkv + (b * columns + s.NH + h) * s.HS;
     T *cached = cache + ((int64_t)b * 2 * s.NKV + h) * head_size + (int64_t)first_key * s.HS;
     const int fresh = last_key - first_key, rows = min((int)KEYS, fresh + 1);

@@ -139,8 +139,8 @@ static void fill_gpu_facts(DeviceFacts *facts, const GpuAttributes *gpu, bool tf
     facts->peak_bandwidth = gpu_peak_bandwidth(gpu);
     facts->cache_bytes = (size_t)attribute(cudaDevAttrL2CacheSize);
 
-    char runtime[16],
-        driver[64] = ""; // "580.65.06", or "" where the kernel module does not report it (WSL)
+    // "580.65.06", or "" where the kernel module does not report it (WSL)
+    char runtime[16], driver[64] = "";
     FILE *version = fopen("/sys/module/nvidia/version", "r");
     if (version && fgets(driver, sizeof driver, version)) driver[strcspn(driver, "\n")] = '\0';
     if (version) fclose(version);

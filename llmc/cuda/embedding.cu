@@ -81,8 +81,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
         for (int k = 0; k < N; k++) products += d[k] * x[k];
     }
     const float rstd = rsqrtf(warp_sum(squares) * one_over_C + eps);
-    if constexpr (BACKWARD)
-        along = warp_sum(products) * one_over_C * rstd * rstd; // of e in the gradient
+    // of e in the gradient
+    if constexpr (BACKWARD) along = warp_sum(products) * one_over_C * rstd * rstd;
     for (int c = first; c < C; c += WARP * N) {
         to_floats(x, load_vector<T, N>(e + c));
         if constexpr (BACKWARD) {
@@ -311,8 +311,8 @@ static __global__ void __launch_bounds__(RUN_THREADS)
     const int tile = (int)blockIdx.x, first = tile * TILE, behind = first + TILE,
               token = tokens[order[behind - 1]];
     if (tokens[order[behind]] != token) return;
-    if (tile > 0 && tokens[order[first]] == token && tokens[order[first - 1]] == token)
-        return;    // began before
+    // began before
+    if (tile > 0 && tokens[order[first]] == token && tokens[order[first - 1]] == token) return;
     int reach = 0; // later tiles that the run reaches into
     for (int found = RUN_THREADS; found == RUN_THREADS; reach += found) {
         const int at = (tile + 1 + reach + (int)threadIdx.x) * TILE;

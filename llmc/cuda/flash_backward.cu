@@ -186,16 +186,16 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
         const FlashBlock block = flash_block(s, (s.T + ROWS - 1) / ROWS);
         const int block_key = block.rank * ROWS, tile_row = warp_index() * 16 * M,
                   first_key = block_key + tile_row;
-        const int tiles =
-            (s.T - block_key + QUERIES - 1) / QUERIES; // the first begins on the diagonal
+        // the first begins on the diagonal
+        const int tiles = (s.T - block_key + QUERIES - 1) / QUERIES;
         // The first threads load lse, the next ones D, one tile ahead.
         const int which = (int)threadIdx.x / QUERIES, column = (int)threadIdx.x % QUERIES;
 
         TileStream<Arch, T, ROWS, HEAD> own;
         own.start(k_tile, k_rows(qkv, s, block.head), v_rows(qkv, s, block.head), block_key);
         own.begin(0);
-        if constexpr (!Arch::AMPERE)
-            own.end(0); // with cp.async it arrives with the first tile of queries
+        // with cp.async it arrives with the first tile of queries
+        if constexpr (!Arch::AMPERE) own.end(0);
         RowFragments<T, M, HEAD, false> k, v;
         k.set(k_tile, tile_row);
         v.set(v_tile, tile_row);
@@ -226,8 +226,8 @@ static __global__ void __launch_bounds__(FLASH_THREADS, 2)
                     const int query = first_query + QUERIES + column;
                     if (which < 2) next = query < s.T ? statistic[query] : 0.0f;
                 }
-                if (first_query + QUERIES >
-                    first_key) { // else every query is before the warp's first key
+                // else every query is before the warp's first key
+                if (first_query + QUERIES > first_key) {
                     float scores[M][QUERIES / 8][4], dP[M][QUERIES / 8][4];
                     multiply_rows<Arch>(scores, k, queries.a(i));
                     multiply_rows<Arch>(dP, v, queries.b(i));

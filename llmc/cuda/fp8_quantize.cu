@@ -65,14 +65,14 @@ static __global__ void __launch_bounds__(LARGEST_THREADS)
             x[j] = load_or_zero<T, W>(in + (i + j * step) * W, i + j * step < packs);
         for (int j = 0; j < LARGEST_LOADS; j++) m = larger_magnitude(m, x[j]);
     }
-    if constexpr (sizeof(T) == 2)
-        m = __float_as_uint(unpack_two<T>(m).x); // as the bits of a float, exactly
+    // as the bits of a float, exactly
+    if constexpr (sizeof(T) == 2) m = __float_as_uint(unpack_two<T>(m).x);
     m = block_maximum<LARGEST_THREADS / WARP>(m);
     if (threadIdx.x > 0) return;
     atomicMax(&largest_so_far, m);
     __threadfence();
-    if (atomicInc(&blocks_done, gridDim.x - 1) < gridDim.x - 1)
-        return; // the last one finds that and sets it to 0
+    // the last one finds that and sets it to 0
+    if (atomicInc(&blocks_done, gridDim.x - 1) < gridDim.x - 1) return;
     __threadfence();
     fp8_slot_record(slot, __uint_as_float(atomicExch(&largest_so_far, 0u)), format);
 }
@@ -137,8 +137,8 @@ static __device__ __forceinline__ void store_columns(uint8_t *transposed, const 
     constexpr int GROUPS = ROWS / CODES;
     static_assert(THREADS == GROUPS * ROW_WORDS, "a piece each");
     const int group = (int)threadIdx.x % GROUPS, word = (int)threadIdx.x / GROUPS, odd = group % 2;
-    const unsigned low = odd ? 0x1504 : 0x5140,
-                   high = odd ? 0x3726 : 0x7362; // bytes 0 and 1, 2 and 3 of two words
+    // bytes 0 and 1, 2 and 3 of two words
+    const unsigned low = odd ? 0x1504 : 0x5140, high = odd ? 0x3726 : 0x7362;
     CodeWords columns[4];
     UNROLL (i, 4) {
         unsigned in[4];
@@ -174,8 +174,8 @@ static __global__ void __launch_bounds__(THREADS)
                   PASSES = ROWS / PASS_ROWS;
     const int64_t row0 = (int64_t)(gridDim.y - 1 - blockIdx.y) * ROWS,
                   col0 = (int64_t)blockIdx.x * COLS;
-    const int row = (int)threadIdx.x / LANES,
-              lane = (int)threadIdx.x % LANES; // LANES threads a row
+    // LANES threads a row
+    const int row = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES;
     Vector<T, W> pieces[PASSES];
     const int64_t first = row0 + row, col = col0 + lane * W; // 0 outside
     UNROLL (i, PASSES)

@@ -187,8 +187,8 @@ template <> struct Access<8> { typedef int2 Bits; };
 template <> struct Access<16> { typedef int4 Bits; };
 
 template <class T, int N> struct alignas(N < PACK<T> ? N * (int)sizeof(T) : 16) Vector {
-    static constexpr int STEP = N < PACK<T> ? N : PACK<T>,
-                         BYTES = STEP * (int)sizeof(T); // of one access
+    // of one access
+    static constexpr int STEP = N < PACK<T> ? N : PACK<T>, BYTES = STEP * (int)sizeof(T);
     typedef typename Access<BYTES>::Bits Bits;
     T v[N];
 };

@@ -273,21 +273,20 @@ static __global__ void __launch_bounds__(IS_BLOCK_ROW ? BACKWARD_ROW_THREADS : B
               stride = (int)gridDim.x * ROW_WARPS;
     const auto column = [=](int i) { return (lane + i * threads) * W; };
     const auto is_inside = [=](int i) { return (i + 1) * W <= LANE_COLS - 8 || column(i) < C; };
-    const auto load =
-        [=](int row) { // packs outside the row are 0, and so is what is computed from them
-            BackwardRow<T, PACKS> r;
-            const int64_t at = (int64_t)row * C;
-            for (int i = 0; i < PACKS; i++) {
-                const bool there = row >= 0 && is_inside(i);
-                r.x[i] = load_or_zero<T, W, true>(in + at + column(i), there);
-                r.dy[i] = load_or_zero<T, W, true>(dout + at + column(i), there);
-                r.residual[i] =
-                    load_or_zero<T, W, true>(din + at + column(i), there && add_residual);
-            }
-            r.mean = IS_RMS || row < 0 ? 0.0f : mean[row];
-            r.rstd = row < 0 ? 0.0f : rstd[row];
-            return r;
-        };
+    // packs outside the row are 0, and so is what is computed from them
+    const auto load = [=](int row) {
+        BackwardRow<T, PACKS> r;
+        const int64_t at = (int64_t)row * C;
+        for (int i = 0; i < PACKS; i++) {
+            const bool there = row >= 0 && is_inside(i);
+            r.x[i] = load_or_zero<T, W, true>(in + at + column(i), there);
+            r.dy[i] = load_or_zero<T, W, true>(dout + at + column(i), there);
+            r.residual[i] = load_or_zero<T, W, true>(din + at + column(i), there && add_residual);
+        }
+        r.mean = IS_RMS || row < 0 ? 0.0f : mean[row];
+        r.rstd = row < 0 ? 0.0f : rstd[row];
+        return r;
+    };
     float of_columns[DIN_SUM<IS_RMS> + 1][PACKS][W] = {};
 
     int buffer = 0;

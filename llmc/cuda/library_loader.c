@@ -17,8 +17,8 @@ bool library_functions(void *handle, const char *file, const LibraryFunction *fu
     for (int i = 0; i < count; i++) {
         void *address = dlsym(handle, functions[i].name);
         if (!address) return error_set(err, "%s has no function %s", file, functions[i].name);
-        memcpy(functions[i].pointer, &address,
-               sizeof address); // into a pointer to a function, as POSIX has it
+        // into a pointer to a function, as POSIX has it
+        memcpy(functions[i].pointer, &address, sizeof address);
     }
     return true;
 }

@@ -22,8 +22,8 @@ struct CudaNvml {
     int (*shutdown)(void);
     int (*clock)(NvmlGpu, int type, unsigned *mhz);
     int (*power)(NvmlGpu, unsigned *milliwatts);
-    int (*energy)(NvmlGpu,
-                  unsigned long long *millijoules); // since the driver was loaded; Volta and newer
+    // since the driver was loaded; Volta and newer
+    int (*energy)(NvmlGpu, unsigned long long *millijoules);
     int (*temperature)(NvmlGpu, int sensor, unsigned *celsius);
     int (*throttle)(NvmlGpu, unsigned long long *reasons); // NULL where the driver has neither name
 };
@@ -45,8 +45,8 @@ CudaNvml *cuda_nvml_open(const char *path, const char *pci_bus_id) {
         {"nvmlDeviceGetTemperature", &nvml->temperature},
     };
 
-    const LibraryFunction throttle = {"nvmlDeviceGetCurrentClocksEventReasons",
-                                      &nvml->throttle}; // since driver 535
+    // since driver 535
+    const LibraryFunction throttle = {"nvmlDeviceGetCurrentClocksEventReasons", &nvml->throttle};
     const LibraryFunction older = {"nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->throttle};
 
     nvml->library = dlopen(file, RTLD_NOW | RTLD_LOCAL);

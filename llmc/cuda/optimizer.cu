@@ -35,8 +35,8 @@ static __device__ __forceinline__ void adamw(float &w, float &m, float &v, float
     m = fmaf(s.beta1, m, s.one_minus_beta1 * g);
     v = fmaf(s.beta2, v, s.one_minus_beta2 * (g * g));
     const float direction = m * s.m_correction / (sqrtf(v * s.v_correction) + s.eps);
-    w = fmaf(-learning_rate, fmaf(weight_decay, w, direction),
-             w); // w - lr * (direction + weight_decay * w)
+    // w - lr * (direction + weight_decay * w)
+    w = fmaf(-learning_rate, fmaf(weight_decay, w, direction), w);
 }
 
 // Gradient and moments in fp32, and w in fp32: the master, whose value rounded to E is the
@@ -401,8 +401,9 @@ typedef void UpdateKernel(const UpdateEntry *entries, const int32_t *first, int 
 template <class E, int RULE> static UpdateKernel *kernel_for_states(StateFormat states) {
     if (states == STATES_8BIT) return update_8bit_kernel<E, RULE>;
     if (states == STATES_BF16) return update_kernel<E, RULE, bf16>;
+    // its tensors are those of RULE_ADAMW_DEFAULT
     if constexpr (RULE == RULE_ADAMW && sizeof(E) == 4)
-        return adamw_kernel<E>; // its tensors are those of RULE_ADAMW_DEFAULT
+        return adamw_kernel<E>;
     else
         return update_kernel<E, RULE, float>;
 }

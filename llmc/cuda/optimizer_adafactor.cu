@@ -88,8 +88,8 @@ static __global__ void __launch_bounds__(BLOCK_THREADS)
 
 // A tile. Lane: 4 columns; warp: every 8th row.
 struct Tile {
-    int64_t row, end,
-        col; // the first row of the thread's warp, the end of the tile, its first column
+    // the first row of the thread's warp, the end of the tile, its first column
+    int64_t row, end, col;
 };
 static __device__ __forceinline__ Tile tile_of(const AdafactorEntry &a, int64_t number) {
     const int64_t top = a.first_row + number / a.col_tiles * TILE_ROWS;

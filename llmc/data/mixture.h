@@ -50,8 +50,8 @@ char *mixture_map(const char *text, MixtureMap *map, const void *context);
 
 // The place of a reader: it makes draws in ascending order cheap. All zero before the first.
 typedef struct {
-    int64_t round,
-        done; // of the draws since `start`: whole periods before, and those made in this one
+    // of the draws since `start`: whole periods before, and those made in this one
+    int64_t round, done;
     int64_t drawn[MIXTURE_MAX];
 } MixtureCursor;
 

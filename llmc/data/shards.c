@@ -336,8 +336,8 @@ ShardsInBoth shards_in_both(const ShardSet *a, const ShardSet *b) {
 
 static const Shard *shard_of_window(const ShardSet *set, int64_t w) {
     REQUIRE(w >= 0 && w < set->num_windows, "window %" PRId64 " of %" PRId64, w, set->num_windows);
-    int low = 0,
-        high = set->count - 1; // the last shard with first_window <= w, which is never empty
+    // the last shard with first_window <= w, which is never empty
+    int low = 0, high = set->count - 1;
     while (low < high) {
         int middle = low + (high - low + 1) / 2;
         if (set->shards[middle].first_window <= w)

@@ -53,8 +53,8 @@ typedef struct {
     int64_t T;
     int64_t num_windows;
     int64_t num_tokens;
-    int64_t
-        vocab; // stated by the files, 0 if none does; files that contradict each other are refused
+    // stated by the files, 0 if none does; files that contradict each other are refused
+    int64_t vocab;
     int64_t eot;          // end-of-text token stated by the files, -1 if none does
     int token_bytes;      // 2 or 4, the same in all files
     uint64_t fingerprint; // hash of the first, middle and last 4 KiB of all files, in order: it
@@ -111,6 +111,6 @@ typedef struct ShardWriter ShardWriter;
 ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab, int64_t eot,
                                Error *err);
 bool shard_writer_append(ShardWriter *w, const void *tokens, int64_t n, Error *err);
-bool shard_writer_commit(ShardWriter *w,
-                         Error *err);    // writes the header, fsync; frees w in any case
+// writes the header, fsync; frees w in any case
+bool shard_writer_commit(ShardWriter *w, Error *err);
 void shard_writer_leave(ShardWriter *w); // leaves the file unfinished; frees w; NULL is fine

@@ -18,9 +18,9 @@ static struct {
     int64_t step;   // steps begun
     Profile result; // what was recorded; its times are read at the end
     int64_t ops_capacity, spans_capacity;
-    DeviceEvent *
-        *boundaries; // 2 n + 1: where the steps after the warm-up begin, and where the last ends
-    bool failed;     // no event was left: err has the reason
+    // 2 n + 1: where the steps after the warm-up begin, and where the last ends
+    DeviceEvent **boundaries;
+    bool failed; // no event was left: err has the reason
     Error err;
 } profile;
 

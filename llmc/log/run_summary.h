@@ -7,12 +7,12 @@
 #include <stddef.h>
 
 typedef struct {
-    float *
-        times; // seconds of each step, in order: 4 bytes per step is less than its line in main.log
+    // seconds of each step, in order: 4 bytes per step is less than its line in main.log
+    float *times;
     size_t steps, capacity;
     double seconds, tokens;
-    double step_tokens,
-        step_mfu_seconds; // of the last step: tokens, mfu x seconds (FLOP of a step / peak)
+    // of the last step: tokens, mfu x seconds (FLOP of a step / peak)
+    double step_tokens, step_mfu_seconds;
     bool has_best;
     double best_loss;
     int64_t best_step;

@@ -196,8 +196,8 @@ void block_forward(const Block *b, Tensor out) {
             cache.data = (char *)cache.data + (size_t)s * tensor_bytes(cache);
             kv_cache_store(cache, attention_input(b), 0);
         }
-        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1)
-            return;                                                      // nobody reads its output
+        // nobody reads its output
+        if (b->pass == PASS_PROMPT && b->number == b->model->options.config.L - 1) return;
         attention_forward(a->att, a->lse, attention_input(b), heads(b)); // (B,T,NH HS), (B,NH,T)
     }
 

@@ -170,8 +170,8 @@ void model_decode_start(Model *model, const int32_t *prompts, int64_t n, int64_t
     if (n > 1) read_prompts(model, prompts, n, n - 1);
     d->length = n - 1;
 
-    int32_t *last = host_tokens(model) +
-                    prompt_tokens(o); // not over the prompts, whose copy may still be running
+    // not over the prompts, whose copy may still be running
+    int32_t *last = host_tokens(model) + prompt_tokens(o);
     for (int64_t s = 0; s < sequences; s++) last[s] = prompts[s * n + n - 1];
     decode_token(model, logits);
 }

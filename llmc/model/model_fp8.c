@@ -36,8 +36,8 @@ void model_fp8_plan(MemoryPlan *plan, Layout *layout, const ModelOptions *o) {
     int64_t in = 0, backward = 0; // elements a token, of the layer that needs the most
     for (LinearLayer i = LINEAR_QKV; i < NUM_LINEARS; i++) {
         in = max_i64(in, cols_of(c, i));
-        backward = max_i64(backward, 2 * rows_of(c, i) +
-                                         cols_of(c, i)); // dout, dout transposed, `in` transposed
+        // dout, dout transposed, `in` transposed
+        backward = max_i64(backward, 2 * rows_of(c, i) + cols_of(c, i));
     }
 
     layout->fp8_weights = layout->fp8_slots = layout->fp8_forward = layout->fp8_backward = -1;

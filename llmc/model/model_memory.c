@@ -162,8 +162,8 @@ static void plan_micro_gradients(MemoryPlan *plan, Layout *layout, const ModelOp
         layout->micro_gradients[spec] = -1;
         if (!o->train || model_gradient_dtype(o) == DTYPE_FP32 || parameter_index(c, spec, 0) < 0)
             continue;
-        int first = model_head_tick(c) + H_HEAD,
-            last = model_end_tick(c); // of wte: the embedding adds to the head's
+        // of wte: the embedding adds to the head's
+        int first = model_head_tick(c) + H_HEAD, last = model_end_tick(c);
         if (parameter_specs[spec].per_block) {
             first = model_backward_tick(c, (int)c->L - 1);
             last = model_end_tick(c) - 1;

@@ -121,8 +121,8 @@ int model_numerics_read(Model *model, NumericsRow rows[NUMERICS_MAX_ROWS]) {
     for (int class = 0; class < NUM_CLASSES; class ++) {
         const int part = class >= FIRST_PARAMETER ? (class - FIRST_PARAMETER) % NUM_PARTS : -1;
         const bool of_process = part < 0 || (divided && part != PART_WEIGHT);
-        if (stats[class].count <= 0.0 && !(divided && of_process))
-            continue; // another process may have counts
+        // another process may have counts
+        if (stats[class].count <= 0.0 && !(divided && of_process)) continue;
         if (part >= 0 &&
             parameter_index(&model->options.config, (class - FIRST_PARAMETER) / NUM_PARTS, 0) < 0)
             continue;

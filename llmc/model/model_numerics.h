@@ -21,8 +21,8 @@ enum { NUMERICS_MAX_ROWS = 4 * 3 + NUM_PARAMETER_SPECS * 3 };
 // is switched on.
 void model_observe(Model *model, bool on);
 typedef enum { ROLE_IN, ROLE_OUT, ROLE_GRADIENT, NUM_ROLES } Role;
-void model_observe_tensor(const Model *model, LinearLayer layer, Role role,
-                          Tensor t); // for the passes: counts t
+// for the passes: counts t
+void model_observe_tensor(const Model *model, LinearLayer layer, Role role, Tensor t);
 
 // Counts the current weights and gradients; call after the last micro-step of a step, before its
 // update. Queued.

@@ -56,13 +56,13 @@ typedef struct {
 // Handles of the memory plan; -1 if a tensor does not exist.
 typedef struct {
     Partition *partition;
-    int weights,
-        gradients;     // each one region: all units, one after the other; or buckets of gradients
-    int own_gradients; // -1 unless gradients are freed
+    // each one region: all units, one after the other; or buckets of gradients
+    int weights, gradients;
+    int own_gradients;                        // -1 unless gradients are freed
     int gradient_sums, exchange, step_losses; // -1 with one group; with one process
     int norm;
-    int64_t longest_block, exchange_elements,
-        norm_columns;                         // of a bucket; of a half of exchange; of a row
+    // of a bucket; of a half of exchange; of a row
+    int64_t longest_block, exchange_elements, norm_columns;
     int micro_gradients[NUM_PARAMETER_SPECS]; // of one block, or outside blocks
     int state[NUM_STATE_SLOTS]; // the same for each slot of the optimizer; -1 under offload: they
                                 // are in host memory

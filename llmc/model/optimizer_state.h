@@ -30,8 +30,8 @@ bool optimizer_keeps_master(OptimizerKind kind, bool master, DType compute);
 // At 124M: measured, see doc/optimizers.md; train/recipe.h has other sizes. Muon's is that of runs
 // of earlier versions.
 double optimizer_default_learning_rate(OptimizerKind kind);
-int64_t optimizer_default_warmup(OptimizerKind kind,
-                                 int64_t steps); // of a run of this number of steps
+// of a run of this number of steps
+int64_t optimizer_default_warmup(OptimizerKind kind, int64_t steps);
 
 // The settings of an update. Which of them a rule reads, and so which an optimizer reads for a
 // group, is a table of optimizer_state.c; the learning rate is read by all.

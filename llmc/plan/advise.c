@@ -222,8 +222,8 @@ static void print_changes(FILE *out, const Advice *a) {
 }
 
 static void print_matmuls(FILE *out, const Advice *a) {
-    static const char *const PASS_NAMES[] = {"logits", "dlnf",
-                                             "dwte"}; // of the head, as the prediction lists them
+    // of the head, as the prediction lists them
+    static const char *const PASS_NAMES[] = {"logits", "dlnf", "dwte"};
     Step s;
     advise_step(&s, a->gpu, a->model, a->tokens, a->options, a->reference);
 

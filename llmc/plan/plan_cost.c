@@ -102,8 +102,8 @@ double plan_step_bytes(const ModelOptions *model, int64_t tokens) {
                             recompute_elements_per_token(&model->recompute, c);
     double a_token = elements * (double)dtype_size(model->dtype);
 
-    if (model
-            ->fp8) { // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
+    // quantises operands of the linear layers: 3 C + d_ff in, gradients 5 C + d_ff
+    if (model->fp8) {
         const int64_t width = c->L * (4 * c->C + model_size(c, DIM_ATT) + model_size(c, DIM_QKV) +
                                       model_size(c, DIM_FC) + model_size(c, DIM_FF));
         const Tensor in = tensor_make(NULL, model->dtype, "in", 1, width, 0, 0);

@@ -14,8 +14,8 @@ static const double SHARE_OF_LIMIT = 0.5; // as in the last column of the plan's
 
 typedef struct {
     char name[MODEL_DESCRIPTOR];
-    double parameters, tokens, step_tokens,
-        seconds;       // of the run; seconds 0: it does not fit into the memory
+    // of the run; seconds 0: it does not fit into the memory
+    double parameters, tokens, step_tokens, seconds;
     char chosen[TEXT]; // -b and -r
 } SizePlan;
 

@@ -21,8 +21,8 @@ double plan_room(bool automatic) {
     if (strcmp(facts->backend, "cpu") != 0) {
         double reserve = plan_reserve(total);
         if (facts->memory_spills) reserve = fmax(reserve, 0.1 * total);
-        return fmax(0, (double)device_memory_free() -
-                           reserve); // NCCL has taken its memory since device_init
+        // NCCL has taken its memory since device_init
+        return fmax(0, (double)device_memory_free() - reserve);
     }
     if (!automatic) return available;
     return fmax(0, available - fmax(0.05 * available, 0x1p28));

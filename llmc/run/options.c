@@ -330,8 +330,8 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     if (text[0] != '-') return stray_word(argv, *i - 1, err);
     Argument a = argument_split(text);
     ShownArgument typed = argument_shown(text, (size_t)(a.name + a.length - text));
-    if (a.length == 2 &&
-        memcmp(a.name, "pf", 2) == 0) { // llm.c's; processes do not meet through files here
+    // llm.c's; processes do not meet through files here
+    if (a.length == 2 && memcmp(a.name, "pf", 2) == 0) {
         *i += !a.value && argv[*i] != NULL;
         return true;
     }
@@ -367,8 +367,8 @@ static bool parse_argument(Options *options, char **argv, int *i, Error *err) {
     const bool ok = set_value(row, options, typed.text, a.value, err);
     free(from_home);
     const char *now = option_typed_value(row, options, buf), *so_far = options->repeated;
-    if (ok && (options->given[index / 64] & bit) &&
-        strcmp(before, now) != 0) { // given twice, with two values
+    // given twice, with two values
+    if (ok && (options->given[index / 64] & bit) && strcmp(before, now) != 0) {
         char *list;
         REQUIRE_MEMORY(asprintf(&list, "%s%s--%s %.40s, then %.40s", so_far ? so_far : "",
                                 so_far ? "; " : "", row->long_name, before, now) >= 0,
@@ -598,8 +598,8 @@ char *options_to_json(const Options *options, bool with_directory) {
     }
 
     for (const OptionRow *row = option_table; row->long_name; row++) {
-        if (row->scope == OPTION_OF_PROCESS)
-            continue; // so that it is the same for any number of processes
+        // so that it is the same for any number of processes
+        if (row->scope == OPTION_OF_PROCESS) continue;
         char *value = path_in_json(row, options, option_value(row, options, buf));
         fprintf(f, "%s\"%s\":", row != option_table ? "," : "", row->long_name);
         if (option_is_text(row))

@@ -152,8 +152,8 @@ typedef struct {
                          // may be typed begins one above it
     const char *help;    // for min == max also the reason in the message that refuses other values
     OptionScope scope;
-    const unsigned
-        *values; // of the words, in order; NULL: 0, 1, 2, ... A fallback that is not a word is 0
+    // of the words, in order; NULL: 0, 1, 2, ... A fallback that is not a word is 0
+    const unsigned *values;
 } OptionRow;
 
 extern const OptionRow option_table[]; // ends with a nameless row

@@ -168,8 +168,8 @@ cpu_set_t placement_choose(const char *sys, const PlacedProcess *all, int count,
 }
 
 bool placement_bind(Placement *p, const char *gpu, int threads, Error *err) {
-    static const char *const OPENMP[] = {"OMP_PROC_BIND", "OMP_PLACES",
-                                         "GOMP_CPU_AFFINITY"}; // place its threads
+    // place its threads
+    static const char *const OPENMP[] = {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"};
     *p = (Placement){""};
     if (comm_size() == 1 && !*gpu) return true;
 

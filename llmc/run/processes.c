@@ -43,8 +43,8 @@ bool processes_meet(const Options *o, Error *err) {
     uint64_t sum = 0; // of the program: others may compute other bits
     file_checksum("/proc/self/exe", &bytes, &sum, NULL);
     snprintf(build, sizeof build, "%016llx", (unsigned long long)sum);
-    const CommFact program = {"the program file with checksum",
-                              build}; // first: another one may have other options
+    // first: another one may have other options
+    const CommFact program = {"the program file with checksum", build};
     if (!comm_agree(&program, 1, err)) return false;
 
     for (const OptionRow *row = option_table; row->long_name; row++) {
@@ -212,8 +212,8 @@ static bool try_step(Model *model, Optimizer *optimizer, const StepShare *share,
 
 bool processes_share_tuning(Model *model, Optimizer *optimizer, const StepShare *share,
                             Error *err) {
-    if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0)
-        return true; // the CPU chooses nothing
+    // the CPU chooses nothing
+    if (comm_size() == 1 || strcmp(device_facts()->backend, "cpu") == 0) return true;
     if (!comm_all_ok(comm_rank() > 0 || try_step(model, optimizer, share, err), err)) return false;
     char *lines = device_tuning();
     const bool ok = processes_share_text(&lines, err) &&

@@ -146,8 +146,8 @@ static void continue_sources(RunData *data, TrainerState *state) {
 // The training data, against those of the checkpoint. A run on one corpus states no sources.
 static void continue_train(RunData *data, TrainerState *state) {
     const bool mixes = data->train.mixture.count > 1;
-    if (state->source_count == 0 && mixes &&
-        state->train.tokens > 0) { // it has read one corpus: a source from now on
+    // it has read one corpus: a source from now on
+    if (state->source_count == 0 && mixes && state->train.tokens > 0) {
         cJSON *options = cJSON_Parse(state->options_json);
         const char *pattern =
             cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "train-data"));

@@ -62,8 +62,8 @@ static char *take_begun_directory(Options *o, const char *run) {
 // later command, which began at that checkpoint and ended before the next.
 static bool adopt_latest(RunSetup *s, Error *err) {
     char *remembered = take_begun_directory(&s->options, s->options.output);
-    if (!processes_share_text(&remembered, err))
-        return false; // a network file system may show an older one elsewhere
+    // a network file system may show an older one elsewhere
+    if (!processes_share_text(&remembered, err)) return false;
     cJSON *later = remembered ? cJSON_Parse(remembered) : NULL;
     const cJSON *start = cJSON_GetObjectItemCaseSensitive(later, OPTIONS_START);
     const bool is_later = cJSON_IsNumber(start) && start->valuedouble >= (double)s->state.step;
@@ -140,8 +140,8 @@ static bool adopt_remembered(RunSetup *s, Error *err) {
 
 bool run_resume_save_options(const RunSetup *s, Error *err) {
     const Options *o = &s->options;
-    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0)
-        return true; // nothing to save there
+    // nothing to save there
+    if (!*o->output || o->max_steps == 0 || o->profile > 0 || comm_rank() > 0) return true;
 
     // A mark of a shorter run.
     if (s->first_step < s->total_steps) checkpoint_unmark_done(o->output);
@@ -231,8 +231,8 @@ bool run_resume_lock(RunSetup *s, Error *err) {
     }
 
     if (!*o->output) return true;
-    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err))
-        return false; // process 0 has the directory
+    // process 0 has the directory
+    if (!comm_all_ok(comm_rank() > 0 || find_checkpoint(s, err), err)) return false;
     if (!processes_share_text(&s->resume_path, err)) return false;
     if (!s->resume_path && o->resume && !adopt_remembered(s, err)) return false;
     if (s->resume_path && !checkpoint_load_state(s->resume_path, &s->state, err)) return false;

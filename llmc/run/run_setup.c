@@ -260,8 +260,8 @@ static bool choose_memory(RunSetup *s, Error *err) {
     const bool divides = o->B == 0 && s->recipe[RECIPE_BATCH] > 0;
     const bool automatic = o->B == 0 || strcmp(o->recompute, "auto") == 0;
     double room = plan_room(automatic);
-    if (strcmp(device_facts()->backend, "cpu") == 0)
-        room /= comm_local_size(); // the processes of a machine share it
+    // the processes of a machine share it
+    if (strcmp(device_facts()->backend, "cpu") == 0) room /= comm_local_size();
 
     if (!comm_all_ok(model_check_options(&model, err) && check_processes(o, err), err) ||
         !processes_min(&room, err) || !plan_fit(&model, o->B == 0, o->recompute, room, most, err) ||
@@ -534,8 +534,8 @@ bool run_setup_plan(RunSetup *s, Error *err) {
     if (!choose_model(s, err) || !choose_context(s, err)) return false;
     if (elsewhere && !gpu_check_types(o->gpu, o->dtype, o->fp8, err)) return false;
     if (!elsewhere && !choose_dtype(s, err)) return false;
-    if (o->dtype == DTYPE_COUNT)
-        s->dtype = DTYPE_BF16; // the dtype for GPUs; this machine may prefer another
+    // the dtype for GPUs; this machine may prefer another
+    if (o->dtype == DTYPE_COUNT) s->dtype = DTYPE_BF16;
 
     if (s->config.V == 0) model_config_set_vocab(&s->config, GPT2_VOCAB);
     if (o->reduce_groups == 0) o->reduce_groups = process_count(o);

@@ -55,9 +55,9 @@ static bool holds_only_ours(const char *directory, Error *err) {
 static void discard(const char *dir, const char *name) {
     char *path = path_join(dir, name), *step = path_join(dir, name + strlen(".tmp-"));
     if (holds_only_ours(path, NULL)) {
-        directory_remove(path,
-                         NULL); // leftovers that cannot be removed are tried again at the next save
-    } else if (errno == 0) {    // it was read
+        // leftovers that cannot be removed are tried again at the next save
+        directory_remove(path, NULL);
+    } else if (errno == 0) { // it was read
         char *seen = path_unused(step);
         if (directory_move(path, seen, NULL))
             format_print(

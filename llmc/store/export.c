@@ -141,8 +141,8 @@ static bool make_temporary(const ExportTarget *t, char **path, int *lock, Error 
             continue;
         }
         *lock = lock_directory(*path, LOCK_EX);
-        if (*lock >= 0 || file_exists(*path))
-            return true; // or one without locks; else it was removed as stale
+        // or one without locks; else it was removed as stale
+        if (*lock >= 0 || file_exists(*path)) return true;
     }
 
     error_set(err, "cannot make the directory %s: %s", *path, path_reason(*path, reason).text);

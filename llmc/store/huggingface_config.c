@@ -84,8 +84,8 @@ static const struct {
 enum { NUM_BIAS_FIELDS = sizeof bias_fields / sizeof bias_fields[0] };
 
 static const char *const hidden_acts[] = {"gelu_pytorch_tanh", "silu", "relu2"};
-static const char *const same_acts[] = {"gelu_new", "swish",
-                                        "relu2"}; // other names of the same formulas
+// other names of the same formulas
+static const char *const same_acts[] = {"gelu_new", "swish", "relu2"};
 static const char *const eps_keys[] = {"norm_epsilon", "rms_norm_eps"};
 static const char *const norm_names[] = {"layernorm", "rmsnorm"};
 
@@ -236,8 +236,8 @@ static bool check_windows(const cJSON *root, int type, const ModelConfig *config
     }
 
     if (!json_find(root, "sliding_window", &item, err)) return false;
-    if (!item || cJSON_IsNull(item) || type & (QWEN2 | QWEN3))
-        return true; // theirs: "use_sliding_window"
+    // theirs: "use_sliding_window"
+    if (!item || cJSON_IsNull(item) || type & (QWEN2 | QWEN3)) return true;
     if (!json_get_int(root, "sliding_window", 1, INT32_MAX, &window, err)) return false;
     if (window < config->max_T)
         return error_set(

@@ -8,8 +8,8 @@
 
 typedef struct {
     char name[128];
-    const char *
-        stored; // the dtype as spelled in the file: "F32", "I8", ...; static. Ignored by the writer
+    // the dtype as spelled in the file: "F32", "I8", ...; static. Ignored by the writer
+    const char *stored;
     DType dtype; // F32, F16, BF16, U8; other types are listed with dtype DTYPE_COUNT
     int rank;
     int64_t shape[TENSOR_MAX_RANK];
@@ -22,8 +22,8 @@ SafetensorsFile *safetensors_open(const char *path, Error *err);
 void safetensors_close(SafetensorsFile *f);
 int safetensors_count(const SafetensorsFile *f);
 const SafetensorsEntry *safetensors_entry(const SafetensorsFile *f, int i);
-const SafetensorsEntry *safetensors_find(const SafetensorsFile *f,
-                                         const char *name); // NULL: absent
+// NULL: absent
+const SafetensorsEntry *safetensors_find(const SafetensorsFile *f, const char *name);
 // A value of the file's "__metadata__", which belongs to the file; NULL if there is no text of this
 // name.
 const char *safetensors_metadata(const SafetensorsFile *f, const char *key);

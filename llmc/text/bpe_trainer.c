@@ -120,8 +120,8 @@ static Candidate candidate_of(uint64_t pair, int64_t count, uint32_t num_words, 
 }
 
 static void free_candidate(const Candidate *c) {
-    if (c->num_words > 1)
-        free(c->words); // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
+    // NOLINT(clang-analyzer-unix.Malloc): it is not in the queue now
+    if (c->num_words > 1) free(c->words);
 }
 
 // ----------------------------------------------------------------------------------------- trainer
@@ -313,8 +313,8 @@ static void subtract_lost(Trainer *t, Side *s, bool is_left, uint32_t old) {
             &t->pairs.slots[pair_slot(pair_at(is_left, s->touched[i], old), t->pairs.shift)]);
     for (int64_t i = 0; i < s->num_touched; i++) {
         PairCount *pair = find_pair(&t->pairs, pair_at(is_left, s->touched[i], old));
-        if (pair->key != 0)
-            pair->count -= s->of[s->touched[i]].lost; // otherwise it would be too long for a token
+        // otherwise it would be too long for a token
+        if (pair->key != 0) pair->count -= s->of[s->touched[i]].lost;
     }
 }
 

@@ -50,8 +50,8 @@ ByteSource *byte_source_open(int fd, int then_fd, Packing packing) {
     ByteSource *s = memory_zeroed(1, sizeof *s);
     *s = (ByteSource){
         .fd = fd, .then_fd = then_fd, .packing = packing, .input = memory_new(INPUT_BYTES, 1)};
-    if (packing == PACKED_GZIP)
-        REQUIRE_MEMORY(inflateInit2(&s->zlib, 15 + 16) == Z_OK, "zlib"); // 16: gzip headers only
+    // 16: gzip headers only
+    if (packing == PACKED_GZIP) REQUIRE_MEMORY(inflateInit2(&s->zlib, 15 + 16) == Z_OK, "zlib");
     if (packing == PACKED_ZSTD) {
         // Reads every window that zstd makes, up to the 2 GiB of --long=31; by itself the library
         // stops at 128 MiB. The memory is touched only as far as there is text for it.

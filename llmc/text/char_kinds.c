@@ -63,8 +63,8 @@ static const struct {
 };
 
 uint8_t *char_kinds_table(Error *err) {
-    static const CharKind kinds[] = {CHAR_UPPER, CHAR_LOWER, CHAR_CASELESS, CHAR_MARK,
-                                     CHAR_NUMBER}; // of the groups
+    // of the groups
+    static const CharKind kinds[] = {CHAR_UPPER, CHAR_LOWER, CHAR_CASELESS, CHAR_MARK, CHAR_NUMBER};
     static const char pattern[] =
         "([\\p{Lu}\\p{Lt}]+)|(\\p{Ll}+)|([\\p{Lm}\\p{Lo}]+)|(\\p{M}+)|(\\p{N}+)";
     int error, found = 0;

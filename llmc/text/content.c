@@ -142,8 +142,8 @@ static const char *const markers[] = {"<|endoftext|>", "<|end_of_text|>", "<|sta
 void corpus_note_markers(const char *path, const char *text, int64_t n, KindCounts *notes) {
     const char *const end = text + n;
     for (const char *p = text; (p = memchr(p, '<', (size_t)(end - p))) != NULL; p++) {
-        if (end - p < 4 || (p[1] != '|' && p[1] != '/' && p[1] != 'e'))
-            continue; // almost all, in a web page
+        // almost all, in a web page
+        if (end - p < 4 || (p[1] != '|' && p[1] != '/' && p[1] != 'e')) continue;
         for (size_t i = 0; i < sizeof markers / sizeof *markers; i++) {
             const size_t length = strlen(markers[i]);
             if ((size_t)(end - p) < length || memcmp(p, markers[i], length) != 0) continue;

@@ -26,8 +26,8 @@ void kind_counts_clear(KindCounts *k);
 // file.
 enum { BAD_TOO_LONG = JSON_LINE_BAD_KINDS, BAD_FILE, BAD_KINDS };
 extern const struct BadKind {
-    const char *name,
-        *phrase; // "not_json" in the manifest, "not valid JSON" for people and in KindCounts
+    // "not_json" in the manifest, "not valid JSON" for people and in KindCounts
+    const char *name, *phrase;
 } bad_kinds[BAD_KINDS];
 
 typedef struct {

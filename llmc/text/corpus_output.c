@@ -95,8 +95,8 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
     if (o->lock < 0)
         return error_set(err, "%s: cannot open the directory: %s", o->path,
                          path_reason(o->path, errno).text);
-    if (flock(o->lock, LOCK_EX | LOCK_NB) != 0 &&
-        errno == EWOULDBLOCK) { // other errors: no locks on this file system
+    // other errors: no locks on this file system
+    if (flock(o->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
         close(o->lock);
         o->lock = -1;
         return error_set(err, "%s: another data/prepare is writing there", o->path);

@@ -11,8 +11,8 @@ typedef struct {
     const Tokenizer *tokenizer; // encodes
     const Tokenizer *cuts;      // says where a document may be cut: the same one, except while a
                                 // vocabulary is trained
-    WordCounts
-        *words; // NULL: encodes; else counts the words for training here, and each byte as a token
+    // NULL: encodes; else counts the words for training here, and each byte as a token
+    WordCounts *words;
     CorpusWriter *writer; // NULL with words
     bool cut_all;
     CorpusProgress *progress; // updated and shown after each block that was written or counted

@@ -23,8 +23,8 @@ enum { SHORT_DOCUMENT = 64 * 1024, CUT_SEARCH = 64 * 1024 };
 static inline bool corpus_is_one_sided(double val_fraction) {
     return val_fraction <= 0 || val_fraction >= 1;
 }
-CorpusSide corpus_side(const char *text, int64_t n,
-                       double val_fraction); // of a document that is not cut
+// of a document that is not cut
+CorpusSide corpus_side(const char *text, int64_t n, double val_fraction);
 // Returns the target of the cut in a document of `size` bytes: at least one byte from either end;
 // size if it has one byte, or if all of the corpus goes to one side.
 int64_t corpus_cut_target(int64_t size, double val_fraction);

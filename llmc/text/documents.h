@@ -10,8 +10,8 @@ enum {
 };
 
 typedef struct {
-    CorpusFormat
-        format; // lines, documents that are divided by a marker, or a piece of a text document
+    // lines, documents that are divided by a marker, or a piece of a text document
+    CorpusFormat format;
     char path[PATH_MAX]; // of the file, for messages
     char *text;          // n bytes and a newline; owned, as all that follows
     int64_t n, capacity;

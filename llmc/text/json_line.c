@@ -53,8 +53,8 @@ static int hex4(const unsigned char *p) {
 static bool scan_string(Scan *s) {
     const unsigned char *p = s->p + 1;
     for (;;) {
-        while (*p >= 0x20 && *p != '"' && *p != '\\')
-            p++; // stops at the control character after the line at the latest
+        // stops at the control character after the line at the latest
+        while (*p >= 0x20 && *p != '"' && *p != '\\') p++;
         s->p = p;
         if (p >= s->end) return scan_fail(s, "a string without its closing quote");
         if (*p == '"') break;
@@ -122,8 +122,8 @@ static bool scan_key(Scan *s) {
 
 // Scans the array or object that begins at p, with everything in it.
 static bool scan_nested(Scan *s) {
-    unsigned char
-        closing[JSON_LINE_MAX_DEPTH]; // of each level: } or ], which are two after { and [
+    // of each level: } or ], which are two after { and [
+    unsigned char closing[JSON_LINE_MAX_DEPTH];
     int depth = 0;
 
     do {

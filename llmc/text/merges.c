@@ -27,8 +27,8 @@ bool merge_table_add(MergeTable *t, MergeRule rule, const MergeRule **known) {
         MergeTable grown = {.capacity = max_i64(2 * t->capacity, 1024)};
         grown.shift = 64 - __builtin_ctzll((unsigned long long)grown.capacity);
         grown.slots = memory_new(grown.capacity, sizeof *grown.slots);
-        memset(grown.slots, 0xFF,
-               (size_t)grown.capacity * sizeof *grown.slots); // MERGE_NO_PAIR everywhere
+        // MERGE_NO_PAIR everywhere
+        memset(grown.slots, 0xFF, (size_t)grown.capacity * sizeof *grown.slots);
         for (int64_t i = 0; i < t->capacity; i++)
             if (t->slots[i].pair != MERGE_NO_PAIR) insert_rule(&grown, t->slots[i]);
         merge_table_free(t);

@@ -186,8 +186,8 @@ static bool is_whole(const unsigned char *p, const unsigned char *end) {
 bool pieces_always_cut(const uint8_t *table, Pattern pattern, const char *text, int64_t n,
                        int64_t m) {
     const unsigned char *begin = (const unsigned char *)text, *p = begin + m, *end = begin + n;
-    if ((*p & 0xC0) == 0x80 || !is_whole(p, end))
-        return false; // inside a character, or it may continue
+    // inside a character, or it may continue
+    if ((*p & 0xC0) == 0x80 || !is_whole(p, end)) return false;
 
     int length, back, ignored;
     const CharKind before = kind_before(table, begin, p, &back),

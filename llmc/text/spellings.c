@@ -152,8 +152,8 @@ int32_t spellings_find(const Spellings *s, const char *text, int64_t n, int64_t 
 
 void spellings_mark_crossed(const Spellings *s, const char *text, int64_t n, int64_t low,
                             int64_t high, bool *crossed) {
-    int64_t begins[SPELLINGS_WINDOW +
-                   SPELLING_MAX_BYTES]; // of the longest spelling that ends at low + 1 + i
+    // of the longest spelling that ends at low + 1 + i
+    int64_t begins[SPELLINGS_WINDOW + SPELLING_MAX_BYTES];
     const int64_t end = min_i64(n, high + SPELLING_MAX_BYTES - 1);
     int32_t state = 0;
     for (int64_t i = max_i64(0, low - SPELLING_MAX_BYTES); i < end; i++) {

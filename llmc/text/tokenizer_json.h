@@ -11,6 +11,6 @@ Tokenizer *tokenizer_read_json(const char *path, const char *text, size_t bytes,
 // The tokenizer as a Hugging Face tokenizer.json (loads with AutoTokenizer and tokenizers),
 // malloced. Deterministic.
 char *tokenizer_to_json(const Tokenizer *t, size_t *bytes);
-bool tokenizer_write(const Tokenizer *t, const char *path,
-                     Error *err);                         // this, as a file, atomically
+// this, as a file, atomically
+bool tokenizer_write(const Tokenizer *t, const char *path, Error *err);
 #define TOKENIZER_MARK "\"pre_tokenizer\": {\"type\": \"" // own_file.h; others break the line there

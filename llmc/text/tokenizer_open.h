@@ -12,8 +12,8 @@
 // (another pattern, a normalizer, a model that is not BPE, dropout) is refused with the field
 // named, as are numbers without a token and bytes without one.
 Tokenizer *tokenizer_open(const char *path, Error *err);
-Tokenizer *tokenizer_named(const char *name,
-                           Error *err); // "bytes": the built-in one; else that of this path
+// "bytes": the built-in one; else that of this path
+Tokenizer *tokenizer_named(const char *name, Error *err);
 bool tokenizer_is_directory(const char *path);
 // the file there that is a tokenizer, malloced; NULL: there is none
 char *tokenizer_file_in(const char *directory);

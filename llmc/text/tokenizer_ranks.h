@@ -7,7 +7,7 @@
 
 // text: the file's content. All messages begin with its path.
 enum { LLMC_TOKENIZER_MAGIC = 20240328 };
-Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes,
-                                Error *err); // tiktoken
+// tiktoken
+Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err);
 Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes,
                                Error *err); // gpt2_tokenizer.bin

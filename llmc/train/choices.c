@@ -316,8 +316,8 @@ static void score_batch(Scoring *s, int64_t first, int64_t count) {
         uint16_t *window = s->windows + b * (T + 1);
         memcpy(window, e.context + q->cut, (size_t)context * sizeof *window);
         memcpy(window + context, e.completion[q->completion], (size_t)n * sizeof *window);
-        memset(window + context + n, 0,
-               (size_t)(T + 1 - context - n) * sizeof *window); // without effect: they are last
+        // without effect: they are last
+        memset(window + context + n, 0, (size_t)(T + 1 - context - n) * sizeof *window);
     }
 
     model_load_batch(s->model, s->windows, B, T, sizeof *s->windows);
@@ -411,8 +411,8 @@ bool evaluate_choices(Model *model, const ChoiceSet *set, int64_t examples, Choi
             for (count = 1; count < B && first + count < s.count; count++)
                 if (s.sequences[first + count].rounded != s.sequences[first].rounded) break;
             whole = !signals_pending();
-            if (whole && batch++ % comm_size() == comm_rank())
-                score_batch(&s, first, count); // they take turns
+            // they take turns
+            if (whole && batch++ % comm_size() == comm_rank()) score_batch(&s, first, count);
         }
         ok = !whole || collect_losses(&s, examples, err);
         for (int64_t i = 0; ok && whole && i < examples; i++) {

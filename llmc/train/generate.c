@@ -129,8 +129,8 @@ static void draw_tokens(Decoding *d, int64_t number, Drawn *drawn) {
     // A draw takes about a millisecond, as long as a token of 124M on a fast GPU.
 #pragma omp parallel for schedule(dynamic) if (o->samples > 1)
     for (int64_t s = 0; s < o->samples; s++) {
-        if (d->ended[s])
-            continue; // the decoder gets its last token again, and the logits are ignored
+        // the decoder gets its last token again, and the logits are ignored
+        if (d->ended[s]) continue;
         const uint64_t index = ((uint64_t)s << 40) + (uint64_t)number;
         d->next[s] = sample_from_logits(d->logits + s * d->V, d->drawable, &o->sampler, index);
     }

@@ -53,8 +53,8 @@ static Tensor norm_row(const Model *model, int row) {
 void optimizer_norm(Optimizer *o) {
     const ModelOptions *of = model_options(o->model);
     const int row = of->divided && of->processes > 1 ? of->rank : 0;
-    if (o->offload)
-        offload_begin(o->offload); // runs during the backward pass, which is still active
+    // runs during the backward pass, which is still active
+    if (o->offload) offload_begin(o->offload);
     gradient_sumsq(norm_row(o->model, row), &o->norm);
 }
 

@@ -211,8 +211,8 @@ static long do_call(int n, const long *a) {
         if (fail_signal > 0) {
             raw(SYS_kill, raw(SYS_getpid, 0, 0, 0, 0), fail_signal, 0, 0);
         } else if (fail_error > 0) {
-            if (class == CLOSE)
-                raw(n, a[0], 0, 0, 0); // as Linux does: the descriptor is free whatever it reports
+            // as Linux does: the descriptor is free whatever it reports
+            if (class == CLOSE) raw(n, a[0], 0, 0, 0);
             if (class == CLOSE && a[0] < MAX_FILES) is_ours[a[0]] = false;
             return -fail_error;
         } else if ((class == READ || class == WRITE) && a[2] > 1 && n != SYS_readv &&
@@ -310,8 +310,8 @@ __attribute__((constructor)) static void start(void) {
     }
 
     if (file >= 0) close(file);
-    memset(shared->count, 0,
-           sizeof shared->count); // what the loader of programs did is not the program's
+    // what the loader of programs did is not the program's
+    memset(shared->count, 0, sizeof shared->count);
     catch_calls();
 
     fail_error = (int)number_of("FAULT_ERROR"), fail_signal = (int)number_of("FAULT_SIGNAL");

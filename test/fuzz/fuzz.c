@@ -117,8 +117,8 @@ static void load_seed(int i, FuzzInput *in) {
 }
 
 static void make_scratch(void) {
-    if (!getenv("TMPDIR") && access("/dev/shm", W_OK) == 0)
-        setenv("TMPDIR", "/dev/shm", 1); // in memory
+    // in memory
+    if (!getenv("TMPDIR") && access("/dev/shm", W_OK) == 0) setenv("TMPDIR", "/dev/shm", 1);
     scratch = tmpdir_make();
 }
 
@@ -259,8 +259,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     return 0;
 }
 
-static uint32_t
-    random_word; // for the choice between libFuzzer's mutations and those that know tokens
+// for the choice between libFuzzer's mutations and those that know tokens
+static uint32_t random_word;
 
 static size_t change_bytes(uint8_t *data, size_t n, size_t most) {
     if (random_word % 4 != 0) return LLVMFuzzerMutate(data, n, most);

@@ -30,8 +30,8 @@ typedef struct {
     const char *name;
     const char *files[MAX_PIECES + 1]; // in the scratch directory, NULL-terminated
     int seeds;
-    void (*seed)(
-        int i); // writes valid files number i, with the writers of the project where it has one
+    // writes valid files number i, with the writers of the project where it has one
+    void (*seed)(int i);
     // Makes the checksums right. NULL: the format has none.
     void (*repair)(FuzzInput *in);
     // Reads the files. True: accepted. Aborts by bug_report when something was accepted that must

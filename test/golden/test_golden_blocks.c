@@ -28,8 +28,8 @@ typedef struct {
     const char *name;
     int HS;
     float eps, base;
-    const char *up,
-        *down; // names of the linear layers of the feed-forward part; gate and up with a comma
+    // names of the linear layers of the feed-forward part; gate and up with a comma
+    const char *up, *down;
 } Golden;
 
 static const Golden models[] = {

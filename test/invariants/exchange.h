@@ -42,8 +42,8 @@ static void exchange_prepare(int size) {
     pthread_barrierattr_t shared;
     pthread_barrierattr_init(&shared);
     pthread_barrierattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-    pthread_barrier_init(exchange.all, &shared,
-                         (unsigned)size); // a run that was killed leaves one in use
+    // a run that was killed leaves one in use
+    pthread_barrier_init(exchange.all, &shared, (unsigned)size);
     pthread_barrierattr_destroy(&shared);
 }
 

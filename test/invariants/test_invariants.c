@@ -50,8 +50,8 @@ static const Value *value_of(int dimension, int i) {
 static void row_words(const Row *row, bool otherwise, char *words, size_t size) {
     const int64_t T = atoi(context_values[row->values[CONTEXT]].words + strlen("-t "));
     int n = snprintf(words, size, "-o run -n 0 -v 0 -s 0 --tokenizer none");
-    if (is_simulated())
-        n += snprintf(words + n, size - (size_t)n, " -ge 0"); // a fused GELU is not repeated
+    // a fused GELU is not repeated
+    if (is_simulated()) n += snprintf(words + n, size - (size_t)n, " -ge 0");
 
     for (int d = 0; d < INVARIANT; d++) {
         const Value *v = value_of(d, row->values[d]);

@@ -67,8 +67,8 @@ static int trainer_listen(int *port) {
 
 // In the process that fork made.
 static int trainer_child(const char *directory, const char *arguments, const char *environment) {
-    static const int cmockas[] = {SIGFPE, SIGILL, SIGSEGV,
-                                  SIGBUS, SIGSYS, SIGABRT}; // they would go on with its tests
+    // they would go on with its tests
+    static const int cmockas[] = {SIGFPE, SIGILL, SIGSEGV, SIGBUS, SIGSYS, SIGABRT};
     static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command,
         *given; // until the process ends
 
@@ -113,8 +113,8 @@ static int trainer_run(const char *directory, const char *arguments, const char 
         waitpid(-1, &status, 0);
         if (code != 0 || status == 0) continue;
         code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-        for (int rank = 0; rank < processes; rank++)
-            kill(children[rank], SIGKILL); // they would wait for it
+        // they would wait for it
+        for (int rank = 0; rank < processes; rank++) kill(children[rank], SIGKILL);
     }
     return code;
 }

@@ -401,8 +401,8 @@ static inline void attention_backward_case(const HeadsShape *c, DType dtype, DTy
     Gradient left = gradient_to(dbias.t, accumulate);
     double terms = 0.0;
     ref_attention_forward(out.v, lse.v, qkv.v, c->B, c->T, c->NH, c->NKV, c->C / c->NH);
-    op_upload(&out),
-        op_upload(&lse); // both sides see them as the forward pass stores them: rounded
+    // both sides see them as the forward pass stores them: rounded
+    op_upload(&out), op_upload(&lse);
     attention_backward(dqkv.t, dout.t, out.t, lse.t, qkv.t, heads_of((int)c->NH, (int)c->NKV),
                        &left);
     if (!left.to.data && !accumulate)

@@ -203,8 +203,8 @@ static Entry *entry_make(DType dtype, const char *name, OpDims dims, bool may_ch
     device_sync();
     memset(e->bytes, 0xFF, bytes);
 
-    if (t.dtype != DTYPE_U8)
-        e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double)); // bytes have no values
+    // bytes have no values
+    if (t.dtype != DTYPE_U8) e->x.v = calloc((size_t)tensor_numel(t) + 1, sizeof(double));
     return e;
 }
 

@@ -63,8 +63,8 @@ void op_end(void);
 // do: 8 is what the accesses of 16 bytes cannot take.
 void op_begin_tensors_at(int64_t bytes);
 
-OpTensor op_input(DType dtype, const char *name, OpDims dims,
-                  double scale); // N(0, scale^2); must not change
+// N(0, scale^2); must not change
+OpTensor op_input(DType dtype, const char *name, OpDims dims, double scale);
 OpTensor op_inout(DType dtype, const char *name, OpDims dims, double scale); // the same, may change
 OpTensor op_output(DType dtype, const char *name, OpDims dims);              // NaN
 OpTensor op_tokens(const char *name, OpDims dims, int64_t V); // i32, uniform in [0, V)
@@ -105,9 +105,9 @@ void op_check_scaled(OpTensor x, DType precision,
 // op_check, or an error of op_limit(of_terms) per element of terms of this root mean square.
 // DTYPE_FP32 where they are added before rounding.
 void op_check_terms(OpTensor x, DType precision, DType of_terms, double size);
-void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size,
-                           double factor); // both limits
-void op_check_values(OpTensor x);          // each value as it is, NaN as NaN
+// both limits
+void op_check_scaled_terms(OpTensor x, DType precision, DType of_terms, double size, double factor);
+void op_check_values(OpTensor x); // each value as it is, NaN as NaN
 // The absolute error of logarithms (lse, losses) counts, since they are used as exp(x): a value
 // near 0 is as good as 1.
 void op_check_logarithms(OpTensor x, DType precision, double factor);

@@ -306,8 +306,8 @@ static inline double slack_of(double size) { return 0x1p-22 * size; }
 static inline void expect_within(OpTensor x, const double *exact, const double *size, double ulps) {
     double *got = op_values(x.t);
     for (int64_t i = 0; i < tensor_numel(x.t); i++) {
-        const double slack = slack_of(size[i]),
-                     ulp = ulp_of(fabs(exact[i]) + slack, x.t.dtype); // beyond a power of 2
+        // beyond a power of 2
+        const double slack = slack_of(size[i]), ulp = ulp_of(fabs(exact[i]) + slack, x.t.dtype);
         if (!(fabs(got[i] - exact[i]) <= ulps * ulp + slack))
             op_fail("%s[%lld] is %.9g, not within %g ulp of %.9g", x.t.name, (long long)i, got[i],
                     ulps, exact[i]);

@@ -26,8 +26,8 @@ static inline Model *make_model_of(ModelOptions options) {
     Error err;
     Model *model = model_create(&options, &err);
     if (!model) op_fail("%s", err.text);
-    random_weights(model, STREAM_WEIGHTS,
-                   0.15f); // large enough that every part of the model matters
+    // large enough that every part of the model matters
+    random_weights(model, STREAM_WEIGHTS, 0.15f);
     return model;
 }
 

@@ -135,8 +135,8 @@ static double micro_gradient(Kind kind, double signal, double noise, int k) {
 }
 
 typedef struct {
-    double nearest, stochastic,
-        mean;                    // relative L2 errors; mean: of the mean of DRAWS stochastic sums
+    // relative L2 errors; mean: of the mean of DRAWS stochastic sums
+    double nearest, stochastic, mean;
     double expected, bias_limit; // what stochastic rounding should give; mean must stay below it
 } Errors;
 

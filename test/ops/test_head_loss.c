@@ -80,8 +80,8 @@ TEST_WITH(sequence_losses_matches, NULL, op_teardown) {
                  "sequence_losses B=%d T=%d accumulate=%d", (int)B, (int)T, accumulate);
 
         OpTensor losses = op_input(DTYPE_FP32, "losses", DIMS(B, T), 1.0);
-        for (int64_t j = 0; j < B * T; j++)
-            losses.v[j] = fabs(losses.v[j]); // losses are not negative
+        // losses are not negative
+        for (int64_t j = 0; j < B * T; j++) losses.v[j] = fabs(losses.v[j]);
         op_upload(&losses);
         OpTensor sums = op_inout(DTYPE_FP32, "sums", DIMS(B), 1.0);
         if (!accumulate) op_poison(sums);

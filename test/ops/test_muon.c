@@ -307,8 +307,8 @@ static void scale_does_not_count(DType dtype, DType grad_dtype) {
 
 OP_TEST(directions_do_not_depend_on_the_scale_of_the_gradient) {
     scale_does_not_count(dtype, DTYPE_FP32);
-    if (dtype == DTYPE_BF16)
-        scale_does_not_count(dtype, dtype); // fp16 cannot represent such gradients
+    // fp16 cannot represent such gradients
+    if (dtype == DTYPE_BF16) scale_does_not_count(dtype, dtype);
 }
 
 // A gradient of zeros has no direction: the result is 0, not NaN.

@@ -135,8 +135,8 @@ TEST(layernorm_backward_adds_to_the_residual_gradient_and_accumulates) {
                            true, true, true);
 
     for (int i = 0; i < N * C + 2 * C; i++) assert_true(fabs(twice[i] - 2.0 * once[i]) <= 1e-12);
-    for (int c = 0; c < C; c++)
-        assert_true(fabs(dw2[2 * C + c] - 3.0 * first_sum[c]) <= 1e-12); // of din twice as large
+    // of din twice as large
+    for (int c = 0; c < C; c++) assert_true(fabs(dw2[2 * C + c] - 3.0 * first_sum[c]) <= 1e-12);
 }
 
 // ------------------------------------------------------------------------------------------ matmul
@@ -206,8 +206,8 @@ TEST(attention_sees_no_later_position) {
     double first[N * C];
     fill(qkv, N * 3 * C, 1.0);
     ref_attention_forward(first, lse, qkv, B, T, NH, NH, HS);
-    for (int i = 0; i < 3 * C; i++)
-        qkv[(T - 1) * 3 * C + i] += 1.0; // the last position of sequence 0
+    // the last position of sequence 0
+    for (int i = 0; i < 3 * C; i++) qkv[(T - 1) * 3 * C + i] += 1.0;
     ref_attention_forward(rows, lse, qkv, B, T, NH, NH, HS);
     assert_memory_equal(rows, first, (T - 1) * C * sizeof(double));
     assert_memory_equal(rows + T * C, first + T * C, T * C * sizeof(double));
@@ -401,8 +401,9 @@ static void check_whole_model(const char *descriptor) {
 }
 
 TEST(the_gradient_of_the_whole_model_is_the_derivative) {
+    // narrower than qkv, and wider
     for (int i = 0; i < NUM_BLOCKS; i++)
-        for (int64_t d_ff = 8; d_ff <= 24; d_ff += 16) { // narrower than qkv, and wider
+        for (int64_t d_ff = 8; d_ff <= 24; d_ff += 16) {
             config = block_of_shape(i, 2, C, NH, V, MAX_T, d_ff);
             config.Vp = Vp;
             check_whole_model(every_block[i].descriptor);

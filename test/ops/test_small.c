@@ -88,8 +88,8 @@ static void stack_case(DType dtype, DType other, int64_t n, int64_t elements, in
         to[n - 1 - i] = tensor_slice_elements(out.t, at, elements);
         factors[i] = 1.0f + 0.25f * (float)i; // exact
         sumsq.v[n - 1 - i] = ref_sumsq(in.v + at, elements);
-        for (int64_t e = 0; e < elements + 8; e++)
-            out.v[i * (elements + 8) + e] = 0.0; // as the outputs begin
+        // as the outputs begin
+        for (int64_t e = 0; e < elements + 8; e++) out.v[i * (elements + 8) + e] = 0.0;
     }
     op_upload(&sumsq);
     op_upload(&out);

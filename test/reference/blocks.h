@@ -16,8 +16,8 @@ void ref_rmsnorm_backward(double *din, double *dweight, double *din_sum, const d
 typedef struct {
     int64_t B, T, NH, NKV, HS, maxT;
 } RefHeads;
-void ref_rope_table(double *table, int64_t maxT, int64_t HS,
-                    double base); // rounded where ops.h says so
+// rounded where ops.h says so
+void ref_rope_table(double *table, int64_t maxT, int64_t HS, double base);
 void ref_qk_norm_rope_forward(double *out, double *rstd, const double *qkv, const double *q_weight,
                               const double *k_weight, const double *table, RefHeads s, double eps,
                               int64_t first);

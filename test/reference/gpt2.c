@@ -29,8 +29,8 @@ typedef struct {
     double scale; // of the loss
     int32_t *inputs, *targets;
     Block *blocks;
-    double *last, *lnf, *lnf_mean, *lnf_rstd,
-        *losses;   // last (N,C): the residual stream after all blocks
+    // last (N,C): the residual stream after all blocks
+    double *last, *lnf, *lnf_mean, *lnf_rstd, *losses;
     double *table; // of RoPE
     double *branch, *dresidual, *dbranch, *dln, *dwide;
     double *pool, *pool_next; // one allocation for all arrays of doubles
@@ -61,8 +61,8 @@ static void model_alloc(Reference *m) {
                   QK = NH + m->heads.NKV;
     const int64_t QKV = size(m, DIM_QKV), ATT = size(m, DIM_ATT), FF = size(m, DIM_FF),
                   FC = size(m, DIM_FC);
-    const int64_t wide = FC > QKV ? FC : QKV,
-                  branch = FF > ATT ? FF : ATT; // dpre or dqkv; dact or datt
+    // dpre or dqkv; dact or datt
+    const int64_t wide = FC > QKV ? FC : QKV, branch = FF > ATT ? FF : ATT;
     const int64_t block = N * (4 * C + 2 * QKV + QK + ATT + NH + FC + FF + 4),
                   table = m->heads.maxT * m->heads.HS;
     const int64_t outside = N * (5 * C + branch + wide + 3) + table;

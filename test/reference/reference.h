@@ -100,11 +100,11 @@ typedef struct {
     double *w, *grad, *m, *v; // (n)
     double *row, *col, *rms;  // (rows), (cols), (1)
 } RefUpdate;
-void ref_optimizer_update(const RefUpdate *t, UpdateParams params,
-                          double grad_factor); // of any rule
+// of any rule
+void ref_optimizer_update(const RefUpdate *t, UpdateParams params, double grad_factor);
 void ref_adafactor_statistics(const RefUpdate *t, double grad_factor);
-void ref_momentum_update(const RefUpdate *t, UpdateParams params,
-                         double grad_factor); // changes m and grad
+// changes m and grad
+void ref_momentum_update(const RefUpdate *t, UpdateParams params, double grad_factor);
 
 // --- small, n elements
 void ref_tensor_axpby(double *out, double a, const double *x, double b, const double *y, int64_t n);

@@ -45,14 +45,14 @@ static void a_form_computes_attention(AttentionChoice form, const char *describe
         specify(&c);
         op_check(c.out, shapes[i].dtype);
         op_check_logarithms(c.lse, shapes[i].dtype, 1.0);
-        if (shapes[i].T > 1)
-            op_check(c.dqkv, shapes[i].dtype); // at T = 1 dq and dk are zero but for rounding
+        // at T = 1 dq and dk are zero but for rounding
+        if (shapes[i].T > 1) op_check(c.dqkv, shapes[i].dtype);
         expect_text(cuda_attention_description(), described);
         op_end();
     }
 
-    assert_int_equal(sim_cudnn_counts.run,
-                     2 * 2 * NUM_SHAPES); // the first time twice: see decide in attention.c
+    // the first time twice: see decide in attention.c
+    assert_int_equal(sim_cudnn_counts.run, 2 * 2 * NUM_SHAPES);
     device_shutdown();
     assert_int_equal(sim_cudnn_counts.descriptors, 0);
     assert_int_equal(sim_cudnn_counts.handles, 0);

@@ -291,8 +291,8 @@ TEST(a_plan_keeps_to_the_workspace_it_is_allowed) {
 
 static int plan_with(void *context) {
     const Fault *fault = context;
-    static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL,
-                                  SIGABRT}; // cmocka's handlers would go on
+    // cmocka's handlers would go on
+    static const int signals[] = {SIGSEGV, SIGFPE, SIGBUS, SIGILL, SIGABRT};
     for (size_t i = 0; i < sizeof signals / sizeof *signals; i++) signal(signals[i], SIG_DFL);
 
     const AttentionShape shape = {2, 256, 3, 3, 64, DTYPE_BF16};

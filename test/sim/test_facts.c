@@ -79,8 +79,8 @@ TEST(fp32_counts_on_tensor_cores_only_when_tf32_is_allowed) {
     const GpuAttributes t4 = {"Tesla T4", 75, 40, 1590000, 5001000, 256};
     assert_near(h100.name, "TF32", gpu_peak_flops(&h100, DTYPE_FP32, true) * 1e-12, 494.7);
     assert_near(h100.name, "fp32", gpu_peak_flops(&h100, DTYPE_FP32, false) * 1e-12, 66.9);
-    assert_near(t4.name, "fp32", gpu_peak_flops(&t4, DTYPE_FP32, true) * 1e-12,
-                8.1); // it has no TF32
+    // it has no TF32
+    assert_near(t4.name, "fp32", gpu_peak_flops(&t4, DTYPE_FP32, true) * 1e-12, 8.1);
 }
 
 TEST(what_is_not_known_is_zero) {
@@ -90,8 +90,8 @@ TEST(what_is_not_known_is_zero) {
     assert_true(gpu_peak_flops(&silent, DTYPE_BF16, true) == 0.0 &&
                 gpu_peak_bandwidth(&silent) == 0.0);
     assert_true(gpu_peak_flops(&of_the_future, DTYPE_BF16, true) == 0.0);
-    assert_true(gpu_peak_flops(&nearly_known, DTYPE_BF16, true) >
-                2e15); // as the 10.0 of its generation
+    // as the 10.0 of its generation
+    assert_true(gpu_peak_flops(&nearly_known, DTYPE_BF16, true) > 2e15);
     assert_true(gpu_peak_flops(&nearly_known, DTYPE_I32, true) == 0.0);
 }
 
@@ -104,8 +104,8 @@ TEST(versions_read_well) {
 TEST(throttling_is_told_in_words) {
     char text[128];
     assert_string_equal(cuda_throttle_text(0, text, sizeof text), "");
-    assert_string_equal(cuda_throttle_text(0x1 | 0x2 | 0x100, text, sizeof text),
-                        ""); // idle, chosen by the user
+    // idle, chosen by the user
+    assert_string_equal(cuda_throttle_text(0x1 | 0x2 | 0x100, text, sizeof text), "");
     assert_string_equal(cuda_throttle_text(0x4, text, sizeof text), "power cap");
     assert_string_equal(cuda_throttle_text(0x60 | 0x4, text, sizeof text),
                         "power cap, thermal, hardware thermal");

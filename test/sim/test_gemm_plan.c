@@ -292,8 +292,8 @@ OP_TEST_WITH(an_epilogue_that_computes_something_else_is_left_to_kernels, setup,
 TEST(what_fails_at_its_first_run_is_not_taken) {
     static const char *const vices[] = {"gelu:fails", "dgelu:fails", "bias:fails"};
     for (int i = 0; i < 3; i++) {
-        start_with(vices[i], "",
-                   i < 2 ? GELU_FUSION_BOTH : GELU_FUSION_NONE); // one candidate for each epilogue
+        // one candidate for each epilogue
+        start_with(vices[i], "", i < 2 ? GELU_FUSION_BOTH : GELU_FUSION_NONE);
         check_all(DTYPE_BF16, vices[i]);
     }
 
@@ -469,8 +469,8 @@ TEST(a_wrong_algorithm_that_does_not_win_is_not_named) {
     assert_int_equal(status_of_child(run_a_layer, "tiled:wrong,tiled:slow", text, sizeof text), 0);
     assert_string_equal(text, "");
     assert_int_equal(status_of_child(run_a_layer, "", text, sizeof text), 0);
-    assert_int_equal(status_of_child(run_another_layer, "tiled:fails", text, sizeof text),
-                     0); // what the file says
+    // what the file says
+    assert_int_equal(status_of_child(run_another_layer, "tiled:fails", text, sizeof text), 0);
     assert_string_equal(text, "");
 }
 
@@ -535,8 +535,8 @@ TEST(the_next_process_takes_the_choices_from_the_file) {
         if (process > 0) {
             assert_int_equal(gemm_counts().timed, 0);
             assert_int_equal(sim_cublaslt_counts.searches, 0);
-            assert_int_equal(runs(),
-                             6 + gemm_counts().plans); // each algorithm once before it is trusted
+            // each algorithm once before it is trusted
+            assert_int_equal(runs(), 6 + gemm_counts().plans);
             if (digests[process] != digests[0]) op_fail("process %d gives other bits", process);
         }
 

@@ -205,8 +205,8 @@ static void exchange(void) {
         sim_step_unmark();
 
         device_event_record(moved, STREAM_COMM);
-        if (round == 2)
-            device_event_wait(moved); // not for the compute stream, as far as the host is concerned
+        // not for the compute stream, as far as the host is concerned
+        if (round == 2) device_event_wait(moved);
 
         wait_for(first);
         if (round == 1)
@@ -267,8 +267,8 @@ static void multiply(void) {
     Tensor in = tensor_make(device, DTYPE_FP32, "in", N, N, 0, 0), out = in, weight = in;
     weight.data = device + N * N, out.data = device + 2 * N * N;
 
-    for (int i = 0; i < 2 * N * N; i++)
-        host[i] = 1.0f / (float)(3 + i % 61); // another order of sums shows
+    // another order of sums shows
+    for (int i = 0; i < 2 * N * N; i++) host[i] = 1.0f / (float)(3 + i % 61);
     copy_h2d(device, host, 2 * bytes, STREAM_COMPUTE);
 
     set("SIM_CUBLASLT_VICES", vice), set("SIM_CUBLASLT_ALGOS", "all"), set("PRETRAIN_CACHE", "off");

@@ -344,8 +344,8 @@ TEST(the_device_is_the_one_asked_for) {
 TEST(memory_ends) {
     size_t available = 0, total = 0;
     OK(cudaMemGetInfo(&available, &total));
-    assert_int_equal(total - available,
-                     ((size_t)477 << 20) + (size_t)2 * 512); // the context, and two allocations
+    // the context, and two allocations
+    assert_int_equal(total - available, ((size_t)477 << 20) + (size_t)2 * 512);
     void *p = NULL;
     FAILS(cudaErrorMemoryAllocation, cudaMalloc(&p, available + 1));
     assert_null(p);

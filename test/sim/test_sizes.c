@@ -194,13 +194,13 @@ TEST(evaluation_takes_no_workspace_of_backward_passes) {
     const PlannedSizes sizes = plan_sizes(&gpu, ATTENTION_AUTO);
     ModelOptions model = variant_of("d12", 64, 0);
     model.sizes = &sizes;
-    assert_true(workspace_of(&model, true) >
-                model.B * model.config.NH * model.T * model.T * 2); // cuDNN's
+    // cuDNN's
+    assert_true(workspace_of(&model, true) > model.B * model.config.NH * model.T * model.T * 2);
     assert_true(workspace_of(&model, false) < 40 << 20);
 
     start(ATTENTION_OWN);
-    model = variant_of("L=2,C=64,NH=8,V=257,T=1024", 64,
-                       0); // a matmul of few channels needs less than attention
+    // a matmul of few channels needs less than attention
+    model = variant_of("L=2,C=64,NH=8,V=257,T=1024", 64, 0);
     assert_true(workspace_of(&model, true) > workspace_of(&model, false));
     device_shutdown();
 }

@@ -231,8 +231,8 @@ TEST(a_step_makes_no_synchronising_call) {
     for (size_t i = 0; i < count; i++) {
         sim_set_lazy_streams(true);
         Trainer t = trainer_make(setups[i]);
-        train_step(&t,
-                   AS_IT_IS); // plans are made; the kernels are measured: waits are allowed here
+        // plans are made; the kernels are measured: waits are allowed here
+        train_step(&t, AS_IT_IS);
 
         const int before = sim_step_violations();
         t.marked = true;
@@ -443,8 +443,8 @@ static Sample decoded(Trainer *t, int sequences, Manner manner) {
     t->model->decoder.recorded = 0;
     model_decode_start(t->model, tokens, PROMPT, sequences, sample.logits[PROMPT - 1]);
     for (int n = PROMPT; n < T; n++) {
-        if (manner == WITHOUT_GRAPHS)
-            t->model->decoder.recorded = 0; // as if other sequences had grown before
+        // as if other sequences had grown before
+        if (manner == WITHOUT_GRAPHS) t->model->decoder.recorded = 0;
         model_decode_step(t->model, tokens + n % PROMPT, sample.logits[n]);
     }
     return sample;
@@ -457,8 +457,8 @@ TEST(recorded_tokens_give_the_bits_of_those_run_op_by_op) {
         const Sample eager = decoded(&t, SEQUENCES, WITHOUT_GRAPHS),
                      recorded = decoded(&t, SEQUENCES, AS_IT_IS);
 
-        assert_true(cuda_graph_nodes(t.model->decoder.graph) >
-                    15); // 2 blocks of 8 launches or more, and the head
+        // 2 blocks of 8 launches or more, and the head
+        assert_true(cuda_graph_nodes(t.model->decoder.graph) > 15);
         assert_memory_equal(&eager, &recorded, sizeof eager);
 
         sim_set_lazy_streams(true); // a copy that nobody waits for shows in the bits

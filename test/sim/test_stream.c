@@ -194,8 +194,8 @@ TEST(other_work_starts_over) {
     for (int i = 0; i < 3; i++) pass(graph);
     for (int round = 0; round < 2; round++) { // from a recording, and from a pass that only ran
         send(7, STREAM_COMPUTE);
-        device_graph_begin(graph), work(),
-            device_graph_end(graph); // not asked for a replay: run, not recorded
+        // not asked for a replay: run, not recorded
+        device_graph_begin(graph), work(), device_graph_end(graph);
         assert_int_equal(cuda_graph_nodes(graph), 0);
         assert_arrived(7);
     }

@@ -20,8 +20,8 @@ static struct {
     float *host; // pinned
     Tensor control, sumsq;
     UpdateTensor tensors[NUM_TENSORS], slices[NUM_SLICES];
-    UpdateList whole, direction,
-        sliced; // all tensors; Muon's alone, as it takes the norm of its matrices; slices
+    // all tensors; Muon's alone, as it takes the norm of its matrices; slices
+    UpdateList whole, direction, sliced;
 } step;
 
 static const UpdateParams params = {

@@ -82,8 +82,8 @@ typedef enum { FIELD_TWICE, FIELD_ARRAY, FIELD_MISSING, FIELD_CHANGES } FieldCha
 // calls check after each, and restores the file.
 static inline void change_every_field(const char *file, const char *skip,
                                       void (*check)(FieldChange, const char *)) {
-    AUTO_FREE char *path = strdup(file),
-                   *text = read_text(path); // file may be in a buffer of tmp_file
+    // file may be in a buffer of tmp_file
+    AUTO_FREE char *path = strdup(file), *text = read_text(path);
     for (FieldChange change = 0; change < FIELD_CHANGES; change++)
         for (int n = 0, at = 0;; at = ++n) {
             cJSON *root = cJSON_Parse(text), *parent = NULL,

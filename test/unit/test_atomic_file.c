@@ -118,8 +118,8 @@ TEST(reading_refuses_large_missing_and_special_files_and_such_that_end_early) {
     assert_error(file_read_all(tmp.path, 1 << 20, NULL, &err), "not a plain file");
 
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
-    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err),
-                 "not a plain file"); // and does not wait for a writer
+    // and does not wait for a writer
+    assert_error(file_read_all(pipe_path, 1 << 20, NULL, &err), "not a plain file");
 }
 
 // A pattern below which something cannot be read is no pattern that matches nothing.

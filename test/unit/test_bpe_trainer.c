@@ -272,8 +272,8 @@ TEST(words_are_counted_by_any_number_of_threads) {
         for (int i = 0; i < parts; i++) pthread_join(threads[i], NULL);
 
         Seen seen = {0};
-        assert_int_equal(word_counts_size(words, &bytes),
-                         WORDS + 1); // the newlines are of one byte
+        // the newlines are of one byte
+        assert_int_equal(word_counts_size(words, &bytes), WORDS + 1);
         word_counts_drain(words, see, &seen);
         assert_int_equal(seen.words, WORDS + 1);
         assert_int_equal(seen.total, WORDS * TIMES + 1000);

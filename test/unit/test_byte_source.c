@@ -142,8 +142,8 @@ TEST(flipped_bits_are_seen) {
             Error err;
             int64_t got, done = 0;
             while ((got = byte_source_read(s, out, sizeof out, &err)) > 0) done += got;
-            if (got == 0 && done == TEXT_BYTES)
-                assert_memory_equal(out, text, TEXT_BYTES); // a field without meaning
+            // a field without meaning
+            if (got == 0 && done == TEXT_BYTES) assert_memory_equal(out, text, TEXT_BYTES);
             if (got < 0) assert_true(byte_source_is_damaged(s));
             assert_true(got < 0 || done == TEXT_BYTES);
             byte_source_close(s);

@@ -219,8 +219,8 @@ TEST(the_tokenizer_is_part_of_a_checkpoint_that_has_one) {
 
     assert_latest("step_00000002", NULL);
     unlink(tmp_file("step_00000002/tokenizer_config.json"));
-    ASSERT_SKIPPED("step_00000001",
-                   "step_00000002/tokenizer_config.json: No such file"); // it never had one
+    // it never had one
+    ASSERT_SKIPPED("step_00000001", "step_00000002/tokenizer_config.json: No such file");
     assert_ok(checkpoint_rotate(tmp.path, 1, 0, 2, &err)); // what is not whole takes nobody's place
     assert_true(file_exists(tmp_file("step_00000001")));
 }
@@ -315,8 +315,8 @@ TEST(saving_removes_what_killed_runs_left) {
     write_text(tmp_file(".tmp-step_00000007/model.safetensors"),
                "half: {\"__metadata__\":{" SAFETENSORS_MARK);
     write_text(tmp_file(".tmp-step_00000007/config.json.tmp-123"), "");
-    write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "",
-                0);                                     // one that was open when it was removed
+    // one that was open when it was removed
+    write_bytes(tmp_file(".tmp-step_00000007/.nfs0001"), "", 0);
     write_bytes(tmp_file(".tmp-probe.tmp-123"), "", 0); // of directory_check_writable, killed
     save(1);
     assert_int_equal(entries_of(tmp.path), 1);
@@ -572,13 +572,13 @@ TEST(what_a_kill_left_of_a_save_or_a_removal_is_completed_at_the_next_start) {
     save(1);
     save(2);
 
-    assert_int_equal(rename(tmp_file(step), tmp_file(temporary)),
-                     0); // the last call of a save, or the first of a removal
+    // the last call of a save, or the first of a removal
+    assert_int_equal(rename(tmp_file(step), tmp_file(temporary)), 0);
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
 
-    move_some(step, temporary,
-              (const char *const[]){"trainer.json", "config.json", NULL}); // a removal
+    // a removal
+    move_some(step, temporary, (const char *const[]){"trainer.json", "config.json", NULL});
     checkpoint_clean(tmp.path);
     assert_latest(step, NULL);
 

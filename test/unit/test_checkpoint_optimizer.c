@@ -74,8 +74,8 @@ static void fill_compensation(Model *model, int index, uint64_t seed) {
         const float value = bf16_to_float(weight[e]),
                     step = bf16_to_float((uint16_t)(weight[e] + 1)) - value;
         const float fraction = word % 3 == 0 ? 0.5f : philox_uniform(word * 2654435761u) - 0.5f;
-        compensation[e] = float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) *
-                                        step); // below 2^k steps are smaller
+        // below 2^k steps are smaller
+        compensation[e] = float_to_bf16((weight[e] & 0x7F ? fraction : 0.25f * fraction) * step);
     }
 
     model_write_bytes(model, t->weight, 0, (int64_t)tensor_bytes(t->weight), weight);

@@ -217,8 +217,8 @@ TEST(a_file_that_cannot_be_used_is_no_error) {
     assert_true(stat("/dev/null", &st) == 0 && S_ISCHR(st.st_mode));
     assert_int_equal(access("off", F_OK), -1);
 
-    assert_int_equal(mkfifo(cache_file, 0600),
-                     0); // nobody writes into it: reading would wait for ever
+    // nobody writes into it: reading would wait for ever
+    assert_int_equal(mkfifo(cache_file, 0600), 0);
     setenv("PRETRAIN_CACHE", cache_file, 1);
     assert_int_equal(get_again("anything"), -1);
 }

@@ -260,8 +260,8 @@ TEST(nothing_remains_open) {
     const int before = entries_of("/proc/self/fd");
     const Channel *channel = channel_tcp_open(&place, &err);
     assert_ok(channel);
-    assert_int_equal(entries_of("/proc/self/fd"),
-                     before + 4); // two connections each; the port is closed
+    // two connections each; the port is closed
+    assert_int_equal(entries_of("/proc/self/fd"), before + 4);
 
     assert_ok(take_watch_sockets(channel, &place, &err));
     assert_int_equal(entries_of("/proc/self/fd"), before + 2);
@@ -315,8 +315,8 @@ static void refused(int rank, int size, const char *run_id, const char *message)
     const int wrong = start(rank, size, barrier);
     const char *said = assert_failed(wrong, message);
     assert_non_null(strstr(said, here()));
-    if (strcmp(run_id, right.run_id) != 0)
-        assert_null(strstr(said, right.run_id)); // whoever has it is let in
+    // whoever has it is let in
+    if (strcmp(run_id, right.run_id) != 0) assert_null(strstr(said, right.run_id));
     run = right;
     const int second = start(1, 2, barrier);
     assert_succeeded(first), assert_succeeded(second);
@@ -612,8 +612,8 @@ TEST(a_process_that_ends_before_all_have_come_is_named_then) {
     assert_failed(last, "process 1 has ended");
 }
 
-static bool (*odd_call)(const Channel *channel,
-                        Error *err); // of process 1; the others gather 8 bytes
+// of process 1; the others gather 8 bytes
+static bool (*odd_call)(const Channel *channel, Error *err);
 
 static bool call_differently(const Channel *channel, const Place *place, Error *err) {
     uint64_t mine = 1, all[3];

@@ -134,8 +134,8 @@ static void kill_after_every_block(const CorpusOptions *options) {
     const uint64_t expected = whole(options, &count);
     for (int at = 1; at <= count; at++) {
         assert_true(run_killed(options, at));
-        if (at % 2 == 0 && at < count / 2)
-            assert_true(run_killed(options, 3)); // and once more, soon after
+        // and once more, soon after
+        if (at % 2 == 0 && at < count / 2) assert_true(run_killed(options, 3));
         assert_false(has_file("manifest.json") || has_file("train_000000.bin") ||
                      has_file("val_000000.bin"));
         assert_whole(options, expected);

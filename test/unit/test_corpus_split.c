@@ -32,8 +32,8 @@ TEST(short_documents_are_drawn_with_the_stated_share) {
             assert_int_equal(corpus_side(text, n, 0.2), CORPUS_VAL);
     }
 
-    assert_in_range(drawn, 400 - 114,
-                    400 + 114); // binomial: mean 400, standard deviation 19; six of them
+    // binomial: mean 400, standard deviation 19; six of them
+    assert_in_range(drawn, 400 - 114, 400 + 114);
 }
 
 TEST(the_target_leaves_both_sides_a_byte) {
@@ -95,6 +95,6 @@ TEST(a_block_ends_between_characters) {
     const char *text = "ab\u00e9\u20ac\U0001F600z";
     static const int64_t ends[] = {1, 2, 2, 4, 4, 4, 7, 7, 7, 7, 11, 12};
     for (int64_t n = 1; n <= 12; n++) assert_int_equal(corpus_character_end(text, n), ends[n - 1]);
-    assert_int_equal(corpus_character_end("\x80\x80\x80\x80\x80\x80", 6),
-                     6); // no characters: anywhere
+    // no characters: anywhere
+    assert_int_equal(corpus_character_end("\x80\x80\x80\x80\x80\x80", 6), 6);
 }

@@ -106,8 +106,8 @@ TEST(sums_take_the_memory_of_a_binary_counter) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const int64_t more =
             memory_plan_total(model_memory(model_of_groups(cases[i].groups, DTYPE_FP32))) - one;
-        assert_int_equal(more / gradients,
-                         cases[i].sums); // and the losses of the groups, a few bytes
+        // and the losses of the groups, a few bytes
+        assert_int_equal(more / gradients, cases[i].sums);
     }
 }
 
@@ -133,8 +133,8 @@ TEST(each_group_draws_its_own_random_bits_whoever_computes_it) {
                 data_parallel_end_group(shared, g);
             }
 
-            if (processes == 1)
-                assert_ok(data_parallel_end(shared, &err)); // the exchange needs the others
+            // the exchange needs the others
+            if (processes == 1) assert_ok(data_parallel_end(shared, &err));
             data_parallel_destroy(shared);
             if (processes > 1) continue;
             assert_int_equal(model_get_control(model).micro_steps, GROUPS * STRIDE);

@@ -112,8 +112,8 @@ TEST(bits_depend_on_the_vector_code_the_library_and_the_threads) {
     AUTO_FREE char *here = device_tuning();
     assert_non_null(strstr(here, device_facts()->libraries));
 
-    assert_true(device_restore_tuning(here) &&
-                device_restore_tuning("")); // "": of a version that did not tell
+    // "": of a version that did not tell
+    assert_true(device_restore_tuning(here) && device_restore_tuning(""));
     assert_false(device_restore_tuning("vector code of another processor"));
 
     char *threads = strrchr(here, ','), other[256];
@@ -127,8 +127,8 @@ TEST(bits_depend_on_the_vector_code_the_library_and_the_threads) {
 }
 
 TEST(allocated_memory_is_zeroed_and_aligned) {
-    const size_t sizes[] = {1, 4097, (2 << 20) + 3,
-                            (9 << 20) + 1}; // below and above where huge pages are asked for
+    // below and above where huge pages are asked for
+    const size_t sizes[] = {1, 4097, (2 << 20) + 3, (9 << 20) + 1};
     for (int round = 0; round < 2; round++) // the second round may get memory that was written
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
             unsigned char *p = device_alloc(sizes[i], &err);

@@ -277,8 +277,8 @@ TEST(configuration_and_tokenizer_are_written_beside_the_weights) {
         AUTO_FREE char *text = read_text(tmp_file("model/config.json"));
         assert_true(strstr(text, types[d]) && strstr(text, "\"eos_token_id\": 129") &&
                     strstr(text, "\"vocab_size\": 130"));
-        assert_int_equal(entries_of(tmp_file("model")),
-                         2); // no tokenizer is known, none is written
+        // no tokenizer is known, none is written
+        assert_int_equal(entries_of(tmp_file("model")), 2);
     }
 
     Tokenizer *bytes = tokenizer_bytes(&err);
@@ -302,8 +302,8 @@ TEST(a_check_before_the_training_leaves_nothing_behind) {
     assert_ok(export_check(tmp_file("model"), EXPORT_FP16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.bin"), EXPORT_BF16, &config, NULL, &err));
     assert_ok(export_check(tmp_file("model.gguf"), EXPORT_Q8_0, &config, NULL, &err));
-    assert_ok(export_check(tmp_file("a/b/model"), EXPORT_FP16, &config, NULL,
-                           &err)); // parents are made by the export
+    // parents are made by the export
+    assert_ok(export_check(tmp_file("a/b/model"), EXPORT_FP16, &config, NULL, &err));
     assert_int_equal(entries_of(tmp.path), 0);
 }
 

@@ -91,8 +91,8 @@ TEST(more_shapes_than_the_cache_holds_are_still_right) {
 TEST(repeated_calls_give_the_same_bits) {
     enum { M = 530, N = 190, K = 700 };
     Tensor a = integers(DTYPE_BF16, M, K, 2), b = integers(DTYPE_BF16, K, N, 2);
-    for (int64_t i = 0; i < M * K; i++)
-        put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13)); // sums must round
+    // sums must round
+    for (int64_t i = 0; i < M * K; i++) put(a, i, get(a, i) * 0.37f + 0.011f * (float)(i % 13));
 
     float *first = calloc(M * N, sizeof(float)), *again = calloc(M * N, sizeof(float));
     assert_true(first && again);

@@ -393,8 +393,8 @@ TEST(the_halves_of_heads_alternate_in_q_and_k_of_llama_and_arcee_alone) {
 TEST(q8_0_has_blocks_of_a_scale_and_32_bytes_and_other_rows_are_fp16) {
     Model *m = numbered("L=2,C=64,NH=4,V=130,T=24");
     const int index = parameter_index(&model_options(m)->config, PARAM_FCW, 1);
-    float row[64] = {127.0f, 0.5f, -0.5f,       1.5f,
-                     -1.5f,  2.5f, 0.49999997f, -126.7f}; // the other block is zeros
+    // the other block is zeros
+    float row[64] = {127.0f, 0.5f, -0.5f, 1.5f, -1.5f, 2.5f, 0.49999997f, -126.7f};
     static const signed char expected[] = {127, 1, -1, 2, -2, 3, 0, -127, 0};
 
     model_set_weight(m, index, 0, 1, row);

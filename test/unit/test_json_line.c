@@ -125,8 +125,8 @@ TEST(deep_nesting_is_refused_and_not_a_stack_overflow) {
 }
 
 TEST(a_line_that_is_no_utf8_is_refused_even_outside_the_text) {
-    static const char *const bad[] = {"\x80", "\xC0\x80", "\xED\xA0\x80",
-                                      "\xE2\x82"}; // all others: test_utf8.c
+    // all others: test_utf8.c
+    static const char *const bad[] = {"\x80", "\xC0\x80", "\xED\xA0\x80", "\xE2\x82"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         char line[64];
         snprintf(line, sizeof line, "{\"text\": \"ab%s\"}", bad[i]);

@@ -93,8 +93,8 @@ TEST(threads_that_cannot_be_started_are_an_error_with_the_limits) {
     Error err = {""};
     assert_ok(limits_check_threads(2, &err));
     assert_int_equal(getrlimit(RLIMIT_AS, &before), 0);
-    assert_int_equal(setrlimit(RLIMIT_AS, &(struct rlimit){1, before.rlim_max}),
-                     0); // 64 stacks do not fit
+    // 64 stacks do not fit
+    assert_int_equal(setrlimit(RLIMIT_AS, &(struct rlimit){1, before.rlim_max}), 0);
     const bool started = limits_check_threads(64, &err);
     assert_int_equal(setrlimit(RLIMIT_AS, &before), 0);
     assert_false(started);

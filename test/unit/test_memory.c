@@ -49,8 +49,9 @@ TEST(without_memory_the_program_ends_as_a_run_that_failed) {
         const pid_t child = fork();
         if (child == 0) {
             freopen("/dev/null", "w", stderr);
+            // more bytes than size_t counts
             if (is_new)
-                memory_new(INT64_MAX / 4, 8); // more bytes than size_t counts
+                memory_new(INT64_MAX / 4, 8);
             else
                 memory_zeroed(INT64_MAX / 8, 8);
             _exit(EXIT_OK);

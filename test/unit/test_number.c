@@ -264,8 +264,8 @@ TEST(zero_and_nan_become_zero_and_minus_one_becomes_the_number_above_it) {
     assert_int_equal(dynamic8_encode_signed(1.0f), 255);
     assert_int_equal(dynamic8_encode_unsigned(1.0f), 255);
     assert_int_equal(dynamic8_encode_signed(-1.0f), 0);
-    assert_true(fabs(decode(0, true) + (1.0 - 0.45 / 64)) <
-                1e-6); // the middle of the last of 64 cells
+    // the middle of the last of 64 cells
+    assert_true(fabs(decode(0, true) + (1.0 - 0.45 / 64)) < 1e-6);
 }
 
 TEST(a_second_moment_above_zero_never_becomes_zero) {

@@ -139,8 +139,8 @@ TEST(small_states_cost_what_they_keep) {
     t.m = tensor("m", DTYPE_U8, 32, 16, 0), t.v = tensor("v", DTYPE_U8, 32, 16, 0);
     t.m_scale = tensor("m_scale", DTYPE_FP32, 2, 0, 0),
     t.v_scale = tensor("v_scale", DTYPE_FP32, 2, 0, 0);
-    assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * N + 2 * 2 * 8,
-                0); // codes, and two scales a moment
+    // codes, and two scales a moment
+    assert_near(update_bytes(&t), WEIGHT + GRAD + 2 * 2 * N + 2 * 2 * 8, 0);
 
     t = updated_matrix(RULE_ADAMW);
     t.m = tensor("m", DTYPE_BF16, 32, 16, 0), t.v = t.m,
@@ -251,8 +251,8 @@ TEST(rows_sum_the_calls_of_all_blocks_and_come_slowest_first) {
     assert_int_equal(rows[0].calls, 4);
     assert_near(rows[0].seconds, 1.4, 1e-12);
     assert_near(rows[0].flops, 4 * 512, 0);
-    assert_near(rows[0].floor_seconds, 4 * 512.0 / 1280,
-                1e-12); // 512 bytes take longer than 512 FLOP
+    // 512 bytes take longer than 512 FLOP
+    assert_near(rows[0].floor_seconds, 4 * 512.0 / 1280, 1e-12);
 
     assert_string_equal(rows[1].label, "tensor_fill x 4x8");
     assert_near(rows[1].seconds, 0.2, 1e-12);

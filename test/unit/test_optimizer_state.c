@@ -174,8 +174,8 @@ TEST(no_two_slots_share_a_name) {
 // ------------------------------------------------------------------------------------------ memory
 
 TEST(muons_scratch_is_two_of_the_largest_stack_and_two_of_its_squares) {
-    const int64_t n = 768, e = 2, fc = 12,
-                  qkv = 16; // of 12 matrices (3072,768), and of 48 (768,768)
+    // of 12 matrices (3072,768), and of 48 (768,768)
+    const int64_t n = 768, e = 2, fc = 12, qkv = 16;
     const MuonScratch s = optimizer_muon_scratch(table, parameter_count(&config), DTYPE_BF16);
     assert_int_equal(s.matrices, 12 * (3 + 1 + 1 + 1));
     assert_int_equal(s.next - s.x, fc * 4 * n * n * e);
@@ -197,8 +197,8 @@ TEST(watching_needs_a_copy_of_the_largest_parameter) {
     const int64_t wte = 50304 * 768 * 4;
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, false), 0);
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &config, DTYPE_BF16, true), wte);
-    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, true),
-                     wte); // larger than Muon's
+    // larger than Muon's
+    assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_MUON, &config, DTYPE_BF16, true), wte);
     const ModelConfig small_vocabulary = {
         .max_T = 64, .V = 10, .Vp = 128, .L = 1, .NH = 2, .C = 128};
     assert_int_equal(optimizer_scratch_bytes(OPTIMIZER_ADAMW, &small_vocabulary, DTYPE_BF16, true),
@@ -235,8 +235,8 @@ TEST(offload_moves_the_state_to_the_host) {
     const int64_t there =
         memory_plan_class_bytes(with, MEM_MASTER) + memory_plan_class_bytes(with, MEM_OPTIMIZER);
 
-    assert_int_equal(host,
-                     12 * parameter_total(&options.config)); // whose tensors are whole cache lines
+    // whose tensors are whole cache lines
+    assert_int_equal(host, 12 * parameter_total(&options.config));
     assert_int_equal(there, host);
     assert_int_equal(memory_plan_class_bytes(without, MEM_MASTER), 0);
     assert_int_equal(memory_plan_class_bytes(without, MEM_OPTIMIZER),

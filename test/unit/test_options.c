@@ -325,8 +325,8 @@ TEST(json_holds_every_option_of_a_run_exactly) {
                         value->valuedouble == strtod(option_value(row, &o, buf), NULL));
     }
 
-    assert_int_equal(cJSON_GetArraySize(object),
-                     count + 1); // and the list of what was chosen for auto
+    // and the list of what was chosen for auto
+    assert_int_equal(cJSON_GetArraySize(object), count + 1);
     const cJSON *prompt = cJSON_GetObjectItemCaseSensitive(object, "prompt");
     assert_string_equal(prompt->valuestring, "\"a\\b\xEF\xBF\xBD\""); // the stray byte is U+FFFD
 

@@ -144,8 +144,8 @@ TEST(a_directory_is_ours_if_each_file_in_it_is) {
     torn[4000] = '\0';
 
     assert_int_equal(unlink(partial), 0);
-    write_bytes(file, torn,
-                sizeof torn); // a complete one has been made durable before it got its name
+    // a complete one has been made durable before it got its name
+    write_bytes(file, torn, sizeof torn);
     assert_error(own_directory_is(directory, kinds, 2, false, &err),
                  "a.json in it was not written by this program");
 

@@ -31,8 +31,8 @@ TEST(presets_have_the_published_parameter_counts) {
         assert_int_equal(c.V, 0);
         model_config_set_vocab(&c, GPT2_VOCAB);
         assert_int_equal(c.Vp, 50304);
-        assert_true(fabs((double)parameter_total(&c) / 1e6 - sizes[i].millions) <
-                    0.006); // given to two decimals
+        // given to two decimals
+        assert_true(fabs((double)parameter_total(&c) / 1e6 - sizes[i].millions) < 0.006);
     }
 }
 
@@ -156,8 +156,8 @@ TEST(a_descriptor_made_from_a_model_names_it) {
 TEST(the_tensors_of_a_model_follow_from_its_block) {
     ModelConfig c = parsed("qwen3:L=2,C=64,NH=4,NKV=2,HS=24,V=7,tied=0,T=8");
     AUTO_FREE Parameter *table = parameter_table(&c);
-    assert_int_equal(parameter_count(&c),
-                     3 + 8 * 2); // wte, lnfw, headw; norms, q and k norms, 4 matrices
+    // wte, lnfw, headw; norms, q and k norms, 4 matrices
+    assert_int_equal(parameter_count(&c), 3 + 8 * 2);
 
     assert_int_equal(parameter_index(&c, PARAM_WPE, 0), -1);
     assert_int_equal(parameter_index(&c, PARAM_QKVB, 0), -1);

@@ -530,8 +530,8 @@ TEST(a_step_of_several_gpus_is_the_largest_share_and_then_the_exchange) {
     }
 
     request.model = shared_by(request.model, 3, 3);
-    assert_int_equal(device_plan(&request, "H100 SXM").share_tokens,
-                     171 * 1024); // of 512 windows 170, 171 and 171
+    // of 512 windows 170, 171 and 171
+    assert_int_equal(device_plan(&request, "H100 SXM").share_tokens, 171 * 1024);
 }
 
 TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
@@ -546,8 +546,8 @@ TEST(several_gpus_need_an_exchange_buffer_and_several_groups_their_sums) {
     const double block = (D12_PADDED - D12_OUTSIDE) / 12;
     assert_true(m.classes[MEM_WORKSPACE] >
                 alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 8 * 8 * 4);
-    assert_true(m.classes[MEM_WORKSPACE] <
-                alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 0x1p20); // norm parts
+    // norm parts
+    assert_true(m.classes[MEM_WORKSPACE] < alone.classes[MEM_WORKSPACE] + 2 * 4 * block + 0x1p20);
     assert_true(m.classes[MEM_GRADIENTS] == 4 * D12_PADDED);
 
     shared = shared_by(model, 8, 32); // four groups each: two levels of sums
@@ -643,8 +643,8 @@ TEST(without_a_known_length_no_time_of_all_steps_is_shown) {
 
     assert_non_null(strstr(with, "1000 steps"));
     assert_null(strstr(without, " steps:"));
-    assert_int_equal(count_of(with, ">= "),
-                     2 * count_of(without, ">= ")); // of a step and of all steps
+    // of a step and of all steps
+    assert_int_equal(count_of(with, ">= "), 2 * count_of(without, ">= "));
     free(with), free(without);
 
     request.model.train = false;

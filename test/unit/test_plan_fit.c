@@ -121,8 +121,8 @@ TEST(the_ladder_has_each_set_and_each_mixture_once_and_the_cheapest_first) {
 
     RecomputeChoice *ladder;
     const int n = plan_ladder(&ladder, &model.config, model.T), sets = 8;
-    assert_int_equal(n, sets + sets * (sets - 1) / 2 *
-                                   11); // mixtures of two: 1 to 11 blocks of the one
+    // mixtures of two: 1 to 11 blocks of the one
+    assert_int_equal(n, sets + sets * (sets - 1) / 2 * 11);
 
     for (int a = 0; a < 5; a++)
         for (int b = 0; b < 5; b++)
@@ -241,8 +241,8 @@ TEST(both_auto_take_the_largest_batch_that_repeats_no_matmul_and_stop_where_it_i
                 continue;
             }
 
-            if (!plan_fit(&model, true, "auto", DEVICES[d], MOST,
-                          &err)) { // then B = 1 with blocks again does not
+            // then B = 1 with blocks again does not
+            if (!plan_fit(&model, true, "auto", DEVICES[d], MOST, &err)) {
                 model.recompute = recompute_all(RECOMPUTE_BLOCK);
                 assert_true(total_at(&model, 1) > DEVICES[d]);
                 continue;
@@ -360,8 +360,8 @@ static int bits(int n) { return __builtin_popcount((unsigned)n); }
 TEST(the_message_names_the_first_change_that_would_fit) {
     static const char *const words[] = {"fits with -b ", "-r auto", "--optimizer adamw8bit -w 0",
                                         "--grad-dtype compute", "--offload optimizer"};
-    static const double rooms[] = {1e9, 1.4e9, 2e9, 2.6e9,
-                                   7e9, 24e9,  80e9}; // every change is needed in one of them
+    // every change is needed in one of them
+    static const double rooms[] = {1e9, 1.4e9, 2e9, 2.6e9, 7e9, 24e9, 80e9};
 
     int seen = 0;
     for (int m = 1; m < 3; m++)

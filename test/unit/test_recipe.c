@@ -37,8 +37,8 @@ TEST(between_the_rows_of_gpt_3_logarithms_are_straight) {
     c = shape("L=3,C=192,NH=3");
     assert_near("blocks", recipe_block_parameters(&c), 12.0 * 12 * 768 * 768 / 64, 1e-12);
     assert_true(recipe_learning_rate(&c, OPTIMIZER_ADAMW, 524288) == 1.2e-3);
-    assert_near("batch", recipe_batch(&c, OPTIMIZER_ADAMW, 0, 0), 106611.2,
-                1e-5); // 524288 * 2^(-6 * 0.383)
+    // 524288 * 2^(-6 * 0.383)
+    assert_near("batch", recipe_batch(&c, OPTIMIZER_ADAMW, 0, 0), 106611.2, 1e-5);
 
     // The ratio of the optimizers' rates is that of doc/optimizers.md at every size: 1.2e-4 where
     // AdamW has 6e-4.

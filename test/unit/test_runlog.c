@@ -429,8 +429,8 @@ TEST(a_resumed_log_loses_damaged_lines_and_no_others) {
         const int length = snprintf(kept, sizeof kept, "%s%s", EARLIER, end),
                   fd = open(tmp_file("main.log"), O_RDONLY);
         char *text = logged(true, 5, one_event), before[1024];
-        assert_int_equal(pread(fd, before, sizeof before, 0),
-                         n); // replaced at once, never half rewritten
+        // replaced at once, never half rewritten
+        assert_int_equal(pread(fd, before, sizeof before, 0), n);
         assert_memory_equal(before, content, (size_t)n);
         close(fd);
 

@@ -155,8 +155,8 @@ TEST(a_token_beyond_the_vocabulary_is_named_with_file_and_offset) {
         assert_true(shards_read_window(&set, 2, 301, out, &err)); // tokens 200..300
         assert_error(shards_read_window(&set, 2, 300, out, &err),
                      "v.bin: token 300 is 300, expected below the vocabulary size 300");
-        assert_error(shards_read_window(&set, 5, 256, out, &err),
-                     "v.bin: token 500 is 500"); // of 101 bad ones
+        // of 101 bad ones
+        assert_error(shards_read_window(&set, 5, 256, out, &err), "v.bin: token 500 is 500");
     }
     AUTO(shards_close)
     // the first token is 0xFFFFFFFF
@@ -171,8 +171,8 @@ TEST(a_shard_beyond_2_gib_is_read_to_its_end) {
     int32_t h[8] = {SHARD_MAGIC, 2, 2};
     memcpy(&h[4], &tokens, sizeof tokens);
     const char *path = write_header("large.bin", h, 1024);
-    if (truncate(path, 1024 + 2 * tokens) != 0)
-        skip(); // a file system without sparse or large files
+    // a file system without sparse or large files
+    if (truncate(path, 1024 + 2 * tokens) != 0) skip();
     int fd = open(path, O_WRONLY);
     const uint16_t last[4] = {1, 2, 3, 4};
     assert_int_equal(pwrite(fd, last, sizeof last, 1024 + 2 * (tokens - 4)), 8);

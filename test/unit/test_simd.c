@@ -193,8 +193,8 @@ TEST(lanes_are_summed_as_a_tree_of_halves) {
 
         for (int half = LANES / 2; half >= 1; half /= 2)
             for (int i = 0; i < half; i++) tree[i] += tree[i + half];
-        assert_int_equal(to_bits(vsum(x)),
-                         to_bits(tree[0])); // the very bits: a sum in another order differs
+        // the very bits: a sum in another order differs
+        assert_int_equal(to_bits(vsum(x)), to_bits(tree[0]));
     }
 
     V infinite = vzero();
@@ -266,8 +266,8 @@ TEST(products_of_lower_words_keep_all_64_bits) {
     const uint32_t factors[] = {0, 1, 0xD2511F53u, 0xFFFFFFFFu};
     for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
         VWide a;
-        for (int i = 0; i < LANES / 2; i++)
-            a[i] = 0xABCDEF0100000000u + (uint32_t)i * 0x24924924u; // upper words do not count
+        // upper words do not count
+        for (int i = 0; i < LANES / 2; i++) a[i] = 0xABCDEF0100000000u + (uint32_t)i * 0x24924924u;
         const VWide got = vmul_low(a, factors[f]);
         for (int i = 0; i < LANES / 2; i++)
             assert_true(got[i] == (uint64_t)(uint32_t)a[i] * factors[f]);

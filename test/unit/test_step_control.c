@@ -150,8 +150,8 @@ TEST(the_oldest_value_leaves_the_window) {
 TEST(a_window_of_equal_values_has_no_outliers) {
     StepControl c = step_control_initial(1.0f);
     for (int i = 0; i < OUTLIER_WINDOW; i++) step(&c, 3.0f, 1.0f, NO_LIMITS);
-    step(&c, 4.0f, 2.0f,
-         (StepLimits){.loss_z_limit = 1.0f, .norm_z_limit = 1.0f}); // deviation 0: z is 0, not inf
+    // deviation 0: z is 0, not inf
+    step(&c, 4.0f, 2.0f, (StepLimits){.loss_z_limit = 1.0f, .norm_z_limit = 1.0f});
     assert_int_equal(c.skip, SKIP_NONE);
 }
 
@@ -177,8 +177,8 @@ TEST(the_loss_scale_halves_with_each_overflow_and_doubles_after_enough_finite_st
                  (StepLimits){.scale_growth_interval = cases[i].interval});
             assert_true(c.loss_scale == cases[i].scales[k]);
             assert_int_equal(c.skip, isfinite(cases[i].norms[k]) ? SKIP_NONE : SKIP_NONFINITE);
-            if (c.skip == SKIP_NONE)
-                assert_true(c.grad_factor == 1.0f / before); // that of the gradients at hand
+            // that of the gradients at hand
+            if (c.skip == SKIP_NONE) assert_true(c.grad_factor == 1.0f / before);
         }
     }
 }

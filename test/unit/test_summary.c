@@ -122,13 +122,13 @@ TEST(the_time_of_a_step_is_that_of_the_last_half_minute) {
     for (int i = 0; i < 3000; i++) step_time_add(&t, 0.1);
     step_time_add(&t, 3.0); // one slow step is one of 300
     assert_true(t.mean > 0.1 && t.mean < 0.115);
-    for (int i = 0; i < 600; i++)
-        step_time_add(&t, 0.2); // from now on all are slower: two minutes later that is known
+    // from now on all are slower: two minutes later that is known
+    for (int i = 0; i < 600; i++) step_time_add(&t, 0.2);
     assert_float_equal(t.mean, 0.2, 0.005);
 
     t = (StepTime){0};
-    const double minutes[] = {100.0, 60.0,
-                              80.0}; // steps longer than the window: the last one counts most
+    // steps longer than the window: the last one counts most
+    const double minutes[] = {100.0, 60.0, 80.0};
     for (int i = 0; i < 3; i++) step_time_add(&t, minutes[i]);
     assert_true(t.mean > 75.0 && t.mean < 80.0);
 }

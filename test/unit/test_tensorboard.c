@@ -106,8 +106,8 @@ static void one_scalar(TensorBoard *tb, int64_t step, const char *tag, double va
 // ------------------------------------------------------------------------------------------- tests
 
 TEST(the_checksum_of_this_test_is_castagnoli) {
-    assert_int_equal(crc32c((const uint8_t *)"123456789", 9),
-                     0xE3069283u); // the check value of the CRC catalogue
+    // the check value of the CRC catalogue
+    assert_int_equal(crc32c((const uint8_t *)"123456789", 9), 0xE3069283u);
     const uint8_t zeros[32] = {0};
     assert_int_equal(crc32c(zeros, 32), 0x8A9136AAu); // RFC 3720, B.4
 }

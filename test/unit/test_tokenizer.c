@@ -131,8 +131,8 @@ TEST(every_form_of_a_vocabulary_gives_the_same_tokens) {
         assert_tokens(t, "hello world", 2, (int32_t[]){259, 264});
         assert_tokens(t, "hellor", 2, (int32_t[]){259, 'r'}); // "or" is merged after "hello"
         assert_tokens(t, "aaaaaaa", 3, (int32_t[]){266, 265, 'a'});
-        assert_tokens(t, "\n\nx", 3,
-                      (int32_t[]){'\n', '\n', 'x'}); // the pattern parts the last one from them
+        // the pattern parts the last one from them
+        assert_tokens(t, "\n\nx", 3, (int32_t[]){'\n', '\n', 'x'});
         assert_tokens(t, "\n\n", 1, (int32_t[]){267});
         tokenizer_free(t);
     }
@@ -361,8 +361,8 @@ TEST(megabytes_without_an_end_of_piece_are_merged_in_little_time) {
     assert_true(text && tokens);
 
     memset(text, 'a', LENGTH);
-    assert_int_equal(encode(toy, text, LENGTH, tokens),
-                     LENGTH / 4); // quadratic time would be hours
+    // quadratic time would be hours
+    assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH / 4);
 
     memset(text, ' ', LENGTH);
     assert_int_equal(encode(toy, text, LENGTH, tokens), LENGTH);

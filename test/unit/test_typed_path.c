@@ -109,8 +109,8 @@ static void assert_typed(const char *directory, const char *path, const char *ex
 
 TEST(a_path_is_looked_for_where_it_was_typed_then_left_as_it_is) {
     char there[300], expected[400];
-    snprintf(there, sizeof there, "%s",
-             tmp_file("[ru*n]")); // what has to be escaped in a pattern, and not in a name
+    // what has to be escaped in a pattern, and not in a name
+    snprintf(there, sizeof there, "%s", tmp_file("[ru*n]"));
     assert_int_equal(mkdir(there, 0755), 0);
 
     assert_typed(there, "train_*.bin", "train_*.bin");

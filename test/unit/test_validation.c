@@ -136,8 +136,8 @@ TEST(the_score_of_a_mixture_is_the_mean_by_share_of_those_of_its_sources) {
     ValidationScore one, other, each[MIXTURE_MAX], total;
     AUTO_FREE char *text = NULL;
 
-    ShardWriter *w = shard_writer_open(tmp_file("half.bin"), 2, BYTE_VOCAB, BYTE_EOT,
-                                       &err); // other text, few windows
+    // other text, few windows
+    ShardWriter *w = shard_writer_open(tmp_file("half.bin"), 2, BYTE_VOCAB, BYTE_EOT, &err);
     for (int i = 0; i <= 5 * T; i++)
         assert_true(shard_writer_append(w, &(uint16_t){(uint16_t)(i % 9 * 28)}, 1, &err));
     assert_true(shard_writer_commit(w, &err));

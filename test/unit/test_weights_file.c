@@ -440,8 +440,8 @@ TEST(an_index_names_at_most_1000_files) {
 TEST(tensors_of_another_type_are_refused_by_name_and_type) {
     static const char wpe[] = "\"transformer.wpe.weight\":{\"dtype\":";
     char from[64], to[64];
-    snprintf(from, sizeof from, "%s\"F16\"", wpe),
-        snprintf(to, sizeof to, "%s\"I16\"", wpe); // as many bytes
+    // as many bytes
+    snprintf(from, sizeof from, "%s\"F16\"", wpe), snprintf(to, sizeof to, "%s\"I16\"", wpe);
     write_huggingface((Variant){.dtype = DTYPE_FP16, .prefix = true});
     replace_in_file(tmp_file("model.safetensors"), from, to);
     REFUSED(

@@ -80,8 +80,8 @@ TEST(positions_add_up_over_resumes_with_other_batches) {
     n += snprintf(log + n, sizeof log - (size_t)n, // -x 0 reads nothing
                   "{\"event\":\"run\",\"options\":{},\"model\":{},\"start_step\":20,\"tokens_per_"
                   "step\":4}\n");
-    n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1,
-                   0); // killed before its first checkpoint,
+    // killed before its first checkpoint,
+    n += run_event(log + n, sizeof log - (size_t)n, 20, 1, 1, 0);
     n += run_event(log + n, sizeof log - (size_t)n, 20, 3, 2, 0); // and started again
 
     Error err;
@@ -154,8 +154,8 @@ static void compare_with_loader(int batch, int step_windows, int steps, bool ove
             for (int64_t i = 0; i < count; i++, done++) {
                 assert_int_equal(((const uint16_t *)windows)[i * (T + 1)],
                                  window_at(&s, position + done) * T);
-                assert_int_equal(done / s.B,
-                                 (done - i) / s.B); // the micro-batch that whereis prints
+                // the micro-batch that whereis prints
+                assert_int_equal(done / s.B, (done - i) / s.B);
             }
         }
     }
