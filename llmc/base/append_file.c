@@ -31,10 +31,9 @@ static bool open_path(AppendFile *f, int more_flags, Error *err) {
 }
 
 bool append_file_open(AppendFile *f, const char *path, bool new_only, Error *err) {
-    const int more_flags = new_only ? O_EXCL : 0;
     f->path = strdup(path);
     REQUIRE_MEMORY(f->path, "a path");
-    return open_path(f, more_flags, err);
+    return open_path(f, new_only ? O_EXCL : 0, err);
 }
 
 bool append_file_cut(AppendFile *f, off_t bytes, Error *err) {
@@ -64,9 +63,8 @@ bool append_file_replace(AppendFile *f, const void *records, size_t bytes, Error
     if (!ok && is_in_place(f)) return false;
     close(f->fd);
     f->fd = -1;
-    Error unopened;
-    if (reopen(f, &unopened)) return ok;
-    return error_set(err, "%s", unopened.text);
+    if (!reopen(f, err)) return false;
+    return ok;
 }
 
 bool append_file_sync(AppendFile *f, Error *err) {

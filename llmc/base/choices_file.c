@@ -58,11 +58,10 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
     char expected[SUM_DIGITS + 1];
     if (!tab) return NULL;
     sum = memchr(tab + 1, '\t', (size_t)(end - tab - 1));
-    if (sum) {
-        make_sum(expected, line, (size_t)(sum - line));
-        if (end - sum - 1 != SUM_DIGITS || memcmp(sum + 1, expected, SUM_DIGITS) != 0) return NULL;
-        length = (size_t)(sum - line);
-    }
+    if (sum) length = (size_t)(sum - line);
+    make_sum(expected, line, length);
+    if (sum && (end - sum - 1 != SUM_DIGITS || memcmp(sum + 1, expected, SUM_DIGITS) != 0))
+        return NULL;
 
     const size_t key_length = (size_t)(tab - line), digits = length - key_length - 1;
     if (key_length == 0 || key_length >= CHOICES_KEY_MAX || digits % 2 != 0 ||
@@ -76,7 +75,6 @@ static ChoiceEntry *insert_line(ChoiceEntry **link, const char *line, size_t len
     ChoiceEntry *e = calloc(1, sizeof *e);
     REQUIRE_MEMORY(e, "a measured choice");
     memcpy(e->line, line, length);
-    make_sum(expected, line, length);
     snprintf(e->line + length, sizeof e->line - length, "\t%s", expected);
     e->key_length = key_length;
     e->value_digits = digits;

@@ -232,11 +232,6 @@ static void put_stated(FILE *out, const ModelExtras *e, const cJSON *stated) {
     fwrite(at, 1, (size_t)(end - at), out);
 }
 
-static bool is_word(const char *text, const char *const *list) {
-    while (*list && strcmp(*list, text) != 0) list++;
-    return *list != NULL;
-}
-
 // The value of "eos_token_id": the directory's, and the token that ends the texts of the data after
 // it. False: it has none.
 static bool put_ends(FILE *out, const ModelExtras *e, const cJSON *stated, int64_t eot, int64_t V) {
@@ -283,7 +278,7 @@ static void put_own(FILE *out, const ModelExtras *e, const cJSON *own, const cha
         fprintf(out, "  \"%s\": ", own->string);
         if (!put_ends(out, e, stated, eot, V)) put_value(out, own);
         fputs(",\n", out);
-    } else if (keeps || (stated && is_word(own->string, taken))) {
+    } else if (keeps || (stated && is_one_of(own->string, taken))) {
         fprintf(out, "  \"%s\": ", own->string);
         put_stated(out, e, stated);
         fputs(",\n", out);
@@ -311,7 +306,7 @@ char *model_extras_config(const ModelExtras *e, char *own, int64_t eot, bool has
             cJSON_ArrayForEach(extra, e->config) {
                 if (cJSON_GetObjectItemCaseSensitive(e->config, extra->string) != extra ||
                     cJSON_GetObjectItemCaseSensitive(ours, extra->string) ||
-                    is_word(extra->string, dropped))
+                    is_one_of(extra->string, dropped))
                     continue;
                 fputs("  ", out);
                 format_json_string(out, extra->string, strlen(extra->string));

@@ -72,6 +72,16 @@ static bool look_for(const char *path, bool *is_there, Error *err) {
     return true;
 }
 
+// Removes tokenizer.json if it was moved there, or is that of the corpus which was being replaced.
+// False: it is still there.
+static bool remove_tokenizer(const CorpusOutput *o) {
+    if (file_exists(o->tokenizer) && !file_exists(o->replaced)) return true; // it is of others
+    char *tokenizer = path_join(o->path, "tokenizer.json");
+    const bool ok = unlink(tokenizer) == 0 || errno == ENOENT;
+    free(tokenizer);
+    return ok;
+}
+
 bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *err) {
     char *staging = path_join(path, ".tmp-prepare");
     *o = (CorpusOutput){.path = path,
@@ -109,10 +119,7 @@ bool corpus_output_claim(CorpusOutput *o, const char *path, bool force, Error *e
     free(manifest);
     o->is_moving = !ok || (is_complete && !is_published);
     if (ok && o->is_moving) {
-        char *tokenizer = path_join(o->path, "tokenizer.json");
-        // It was moved there, or is that of the corpus which was being replaced.
-        if (!file_exists(o->tokenizer) || file_exists(o->replaced)) unlink(tokenizer);
-        free(tokenizer);
+        (void)remove_tokenizer(o);
         ok = clear_shards(o, false, err);
         if (ok) ok = directory_sync(o->path, err);
         o->is_moving = !ok;
@@ -192,18 +199,18 @@ bool corpus_output_publish(CorpusOutput *o, const CorpusWriter *writer, Error *e
                           move_side(o, writer, CORPUS_VAL, err) && directory_sync(o->path, err) &&
                           move_file(strdup(o->manifest), strdup(manifest), err);
 
-    // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging
-    // says so.
-    if (is_moved) unlink(o->replaced);
-    if (!is_moved && file_exists(o->replaced)) unlink(tokenizer);
-    const bool has_tokenizer = o->is_moving && !file_exists(o->tokenizer) && file_exists(tokenizer);
-    if (is_moved || (o->is_moving && clear_shards(o, false, NULL) &&
-                     (!has_tokenizer || unlink(tokenizer) == 0)))
-        o->is_moving = false;
-
     free(tokenizer);
     free(manifest);
-    if (!is_moved) return false;
+
+    // Takes back what was moved. If that fails too, the next claim does it: the manifest in staging
+    // says so.
+    if (!is_moved) {
+        const bool is_removed = remove_tokenizer(o);
+        if (o->is_moving) o->is_moving = !(clear_shards(o, false, NULL) && is_removed);
+        return false;
+    }
+    unlink(o->replaced);
+    o->is_moving = false;
     return directory_sync(o->path, err);
 }
 
