@@ -113,11 +113,11 @@ def edited_ptx(m, text):
     places = list(re.finditer(m.pattern, text[begin:end]))
     if not places or (m.at != ALL and m.at >= len(places)):
         fail(f"{m.name}: place {m.at} of {len(places)} does not exist: {m.pattern}")
-    for place in reversed(places if m.at == ALL else [places[m.at]]):
-        new = place.expand(m.replacement)
-        if new == place[0]:
+    for found in reversed(places if m.at == ALL else [places[m.at]]):
+        new = found.expand(m.replacement)
+        if new == found[0]:
             fail(f"{m.name}: changes nothing: {new}")
-        text = text[:begin + place.start()] + new + text[begin + place.end():]
+        text = text[:begin + found.start()] + new + text[begin + found.end():]
     return text
 
 
@@ -243,7 +243,7 @@ def read(path):
 def digest(m):
     """Of what the result depends on, as far as this is about a single mistake."""
     cuda = getattr(m, "module", "") and [f"llmc/cuda/{m.module}.cu"]
-    file = getattr(m, "file", "") and [m.file if isinstance(m, Host) else "llmc/cuda/" + m.file]
+    file = getattr(m, "file", "") and [m.path]
     tests = glob.glob(f"test/{m.test}.c*") + glob.glob("test/ops/*.h") * m.test.startswith("ops/")
     text = repr(m) + "".join(read(path) for path in sorted({*(cuda or []), *(file or []), *tests}))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -41,6 +41,10 @@ class Source(Mutation):
     new: str = ""
     gencode: str = ""         # instead of the GPU's own
 
+    @property
+    def path(self):
+        return "llmc/cuda/" + self.file
+
 
 @dataclass(frozen=True)
 class Host(Mutation):
@@ -49,6 +53,10 @@ class Host(Mutation):
     old: str = ""
     new: str = ""
     fault: str = ""           # of test/sim/faults.cu
+
+    @property
+    def path(self):
+        return self.file
 
 
 # Kernels, as the compiler writes their names.

@@ -105,10 +105,7 @@ def prepare():
     """A copy of what make builds from, and of what it has built."""
     COPY.mkdir(parents=True, exist_ok=True)
     for name in ("llmc", "test", "dev", "data", "scripts", "Makefile", "train_gpt2.cu"):
-        source, target = ROOT / name, COPY / name
-        command = ["cp", "-rup", str(source), str(COPY)]
-        subprocess.run(command, check=True)
-        assert target.exists()
+        subprocess.run(["cp", "-rup", ROOT / name, COPY], check=True)
     if not (COPY / "build/release").exists() and (ROOT / "build/release").exists():
         shutil.copytree(ROOT / "build/release", COPY / "build/release", copy_function=shutil.copy2)
 

@@ -101,7 +101,7 @@ def test_a_gpu_with_room_for_the_plan_alone_is_refused_before_the_run(data):
     planned = json.loads(train("--plan", "json", *options, trainer=SIMULATOR).stdout)["devices"][0]["memory"]["total"]
 
     def run(megabytes, expect):
-        environment = {**os.environ, "SIM_MEMORY_MB": str(int(megabytes)), "SIM_CONTEXT_MB": "1", "PRETRAIN_SPEED": "on"}
+        environment = {**MEASURED, "SIM_MEMORY_MB": str(int(megabytes)), "SIM_CONTEXT_MB": "1"}
         return train(*options, trainer=SIMULATOR, expect=expect, env=environment)
 
     assert "not enough memory: -b 4 -r 0 needs" in run(planned / MIB + 1, EXIT_BAD_INPUT).stderr

@@ -235,7 +235,7 @@ def test_where_nothing_can_be_redrawn_there_is_no_bar(variables, data, tmp_path)
 def test_what_takes_long_at_the_start_is_said_before(data):
     """1.5 GB of memory; and 8 TFLOP on one core, which take more than a second on any."""
     process = start("-e", "L=12,C=768,NH=12,T=64", "-t", 64, "-b", 1, "-d", 64 * 256, *QUIET, *data.flags, text=True,
-                    stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1", "PRETRAIN_SPEED": "on"})
+                    stdout=subprocess.PIPE, env={**MEASURED, "OMP_NUM_THREADS": "1"})
     lines = []
     for line in process.stdout:
         lines.append(line)

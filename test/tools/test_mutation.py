@@ -16,8 +16,7 @@ from mutations import MUTATIONS  # noqa: E402
 def mistakes():
     for m in MUTATIONS:
         if getattr(m, "old", None):
-            directory = "llmc/cuda/" if not (ROOT / m.file).exists() else ""
-            yield m.name, directory + m.file, m.old, m.new
+            yield m.name, m.path, m.old, m.new
     for name, _, file, old, new in same_bits.MISTAKES:
         yield "same_bits: " + name, file, old, new
 
