@@ -16,8 +16,8 @@ typedef struct {
     // Where the value is stored: one of these.
     bool *flag;
     const char **text; // is_path: ~ at its beginning is the home directory
-    int64_t *number, min,
-        max; // with K, M or G after it; max INT64_MAX: no limit, and none of these
+    // with K, M or G after it; max INT64_MAX: no limit, and none of these
+    int64_t *number, min, max;
     bool is_path;
 } ToolOption;
 

@@ -42,12 +42,12 @@ typedef struct {
     int number;  // of this process among those of this machine: chooses the GPU. 0: the first
     // The CPU ignores the following fields.
     bool tf32; // fp32 matmuls on TF32 tensor cores
-    AttentionChoice
-        attention; // auto: the faster of cuDNN and our kernels, by measurement on first use
-    GeluFusion
-        gelu_fusion; // GELU in the epilogue of matmuls; auto: both on sm_90 and sm_100, but not
-                     // forward where GELU is recomputed, which could not give the same bits
-    bool no_tuning;  // choices without measurement: the library's favourites
+    // auto: the faster of cuDNN and our kernels, by measurement on first use
+    AttentionChoice attention;
+    // GELU in the epilogue of matmuls; auto: both on sm_90 and sm_100, but not forward where GELU
+    // is recomputed, which could not give the same bits
+    GeluFusion gelu_fusion;
+    bool no_tuning;       // choices without measurement: the library's favourites
     bool no_early_launch; // no kernel may be set up before the one before it has ended (sm_90+)
     bool no_graphs;       // graphs record nothing: ops run as they are called
 } DeviceOptions;

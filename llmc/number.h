@@ -48,8 +48,8 @@ typedef struct {
     double count; // elements
     double sumsq; // of the finite elements
     double zero;  // elements that are 0
-    double
-        underflow; // not 0, and smaller in magnitude than the smallest normal number of the format
+    // not 0, and smaller in magnitude than the smallest normal number of the format
+    double underflow;
     double overflow; // larger in magnitude than the largest number of the format, or inf, or nan
     float amax;      // largest finite magnitude
     float unused;    // keeps the size a multiple of 8

@@ -338,8 +338,8 @@ typedef struct {
                          // rounding as above
     Tensor grad;         // fp32 or compute dtype
     Tensor m, v;         // fp32; bf16, rounded stochastically; or u8, codes of llmc/number.h
-    Tensor m_scale,
-        v_scale; // (ceil(numel / STATE_BLOCK)) fp32, with u8: the largest magnitude of each block
+    // (ceil(numel / STATE_BLOCK)) fp32, with u8: the largest magnitude of each block
+    Tensor m_scale, v_scale;
     Tensor row, col; // Adafactor, for a matrix (OC,IC): (OC) and (IC) fp32 instead of v
     Tensor rms;      // (1) fp32, Adafactor: root mean square of the update before it is clipped
     UpdateRule rule;

@@ -36,8 +36,8 @@ typedef struct {
 typedef struct {
     // read by the host one step late
     float loss; // mean over all tokens of the step, nats
-    float
-        norm; // global L2 norm of the gradient, before clipping and with the loss scale divided out
+    // global L2 norm of the gradient, before clipping and with the loss scale divided out
+    float norm;
     float grad_factor; // what the update multiplies gradients by: clip factor / loss scale
     float loss_z;      // z-scores against the window; 0 while the window is not full
     float norm_z;

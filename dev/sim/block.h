@@ -85,9 +85,9 @@ struct Block {
     uint3 thread_index[MAX_THREADS];   // threadIdx of each thread
     int barrier_arrived, barrier_line; // __syncthreads
     const char *barrier_file;          //
-    int barrier_sum[4],
-        barrier_value[4]; // by BlockOp: while threads arrive, and of the last barrier
-    unsigned barriers;    // barriers passed
+    // by BlockOp: while threads arrive, and of the last barrier
+    int barrier_sum[4], barrier_value[4];
+    unsigned barriers; // barriers passed
 
     Fiber *fiber[MAX_THREADS]; // of each thread that has started
     Fiber caller;              // the OS thread's own stack

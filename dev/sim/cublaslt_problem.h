@@ -84,7 +84,7 @@ int splits_of(SimAlgorithm which);                                            //
 uint64_t workspace_of(SimAlgorithm which, const Problem &p);                  // bytes
 bool fits(SimAlgorithm which, const Problem &p, const uint32_t alignment[4]); // can do this at all
 bool is_refused(uint32_t epilogue); // SIM_CUBLASLT_REFUSE names it
-bool has_vice(SimAlgorithm which, uint32_t epilogue,
-              const char *vice); // SIM_CUBLASLT_VICES names either
+// SIM_CUBLASLT_VICES names either
+bool has_vice(SimAlgorithm which, uint32_t epilogue, const char *vice);
 
 } // namespace sim::lt

@@ -147,8 +147,8 @@ struct ncclComm {
     cudaStream_t stream = nullptr; // of all collectives
     bool has_stream = false, finalized = false;
     bool has_buffers = false; // allocated at the first collective
-    int blocks =
-        32; // of its kernels, each on a multiprocessor: NCCL's own choice, or config.maxCTAs
+    // of its kernels, each on a multiprocessor: NCCL's own choice, or config.maxCTAs
+    int blocks = 32;
     // A call in progress: does its work, or more of it; true when that is done.
     std::function<bool()> proceed;
     int polls = 0; // before it is asked for the first time

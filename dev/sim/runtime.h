@@ -26,8 +26,8 @@ void expect_refusal_seen(const char *call);
 void print_place(); // "in kernel K launched at F:L, block B, thread T", when a kernel runs
 const char *setting(const char *name); // an environment variable, null when unset or empty
 int setting_number(const char *name, int otherwise); // one that is a positive number
-bool setting_is(const char *name,
-                const char *word); // the only value that it may have; false: unset
+// the only value that it may have; false: unset
+bool setting_is(const char *name, const char *word);
 
 // ------------------------------------------------------------------------------------------ memory
 
@@ -111,8 +111,8 @@ struct DeviceModel {
     int clock_khz, memory_clock_khz, bus_bits;
     int shared_per_unit, shared_per_block, threads_per_unit, blocks_per_unit;
     int reserved_shared; // bytes of shared memory that the system takes of every block
-    size_t memory_bytes,
-        context_bytes; // SIM_MEMORY_MB; what of it is gone before anything is allocated
+    // SIM_MEMORY_MB; what of it is gone before anything is allocated
+    size_t memory_bytes, context_bytes;
 };
 const DeviceModel &device_model();
 int driver_version(); // SIM_DRIVER: 12020 for CUDA 12.2

@@ -43,8 +43,8 @@ struct CUstream_st {
     uint64_t queued = 0, done = 0;
     uint64_t marked = 0; // `queued` when sim_step_mark was called
     uint64_t waited = 0; // `queued` when the host waited for the stream
-    std::map<CUstream_st *, uint64_t>
-        follows;          // the operation of another stream that what comes next comes after
+    // the operation of another stream that what comes next comes after
+    std::map<CUstream_st *, uint64_t> follows;
     bool blocking = true; // ordered with the legacy stream
     bool destroyed = false;
     int priority = 0;                      // kept, and without effect
@@ -73,8 +73,8 @@ struct CUevent_st {
 
 namespace sim {
 CUstream_st *stream_of(cudaStream_t handle); // the legacy stream for null
-void event_follows(CUevent_st *event,
-                   CUstream_st *stream); // is recorded by what will be enqueued there next
+// is recorded by what will be enqueued there next
+void event_follows(CUevent_st *event, CUstream_st *stream);
 
 // graph.cpp. In a captured stream: adds a node behind what the stream holds; destroys the operation
 // when the capture has become invalid.

@@ -51,8 +51,9 @@ bool directory_make(const char *path, Error *err) {
         const bool made = mkdir(prefix, 0755) == 0;
         int failure = errno;
         if (failure == EEXIST) failure = ENOENT; // a link that leads nowhere
+        // what is saved in it is lost with its name
         if (made)
-            ok = directory_sync_parent(prefix, err); // what is saved in it is lost with its name
+            ok = directory_sync_parent(prefix, err);
         else if (reason == 0 && !file_exists(prefix))
             reason = failure;
         *p = end;

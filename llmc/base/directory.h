@@ -6,15 +6,15 @@
 
 // with parents, all of them durable; existing is fine
 bool directory_make(const char *path, Error *err);
-bool directory_sync(const char *path,
-                    Error *err); // makes new, removed and renamed names in it durable
-bool directory_sync_parent(const char *path,
-                           Error *err); // the same for the directory that path is in
-bool directory_check_writable(const char *path,
-                              Error *err); // tests that it can be made and written; leaves nothing
+// makes new, removed and renamed names in it durable
+bool directory_sync(const char *path, Error *err);
+// the same for the directory that path is in
+bool directory_sync_parent(const char *path, Error *err);
+// tests that it can be made and written; leaves nothing
+bool directory_check_writable(const char *path, Error *err);
 size_t directory_existing(const char *path); // length of the longest prefix of path that exists
-void directory_unmake(const char *path,
-                      size_t existing); // removes directories made beyond that, if empty
+// removes directories made beyond that, if empty
+void directory_unmake(const char *path, size_t existing);
 // The names in a directory except . and .., sorted by their bytes, malloced. False, and nothing to
 // free, if it cannot be read to its end: why is also in errno.
 bool directory_list(const char *path, char ***names, int *count, Error *err);

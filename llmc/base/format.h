@@ -14,8 +14,8 @@ bool text_is(const char *text, size_t length, const char *word);
 const char *format_plural(int64_t n);                        // "" for 1, else "s"
 const char *format_bytes(double bytes, char *buf, int size); // 512 B   1.50 GiB   12.5 MiB
 const char *format_count(double n, char *buf, int size); // 950   1.017K   666.6K   124.5M   10.00B
-const char *format_duration(double seconds, char *buf,
-                            int size); // 8.2s   12s   8m11s   2h03m   1d04h   "?" below 0
+// 8.2s   12s   8m11s   2h03m   1d04h   "?" below 0
+const char *format_duration(double seconds, char *buf, int size);
 // Exactly `width` characters for most values, with as many decimals as fit, at most
 // `decimals`. 9.1234  10.825  1234.5
 const char *format_fixed(double x, int width, int decimals, char *buf, int size);

@@ -26,8 +26,8 @@ bool own_file_make_way(const char *path, const char *mark, Error *err);
 bool own_file_move_aside(const char *path, const char *why, int unread, Error *err);
 // file_write_atomic
 bool own_file_write(const char *path, const char *mark, const void *data, size_t bytes, Error *err);
-bool own_file_commit(AtomicFile *f, const char *path, const char *mark,
-                     Error *err); // atomic_file_commit
+// atomic_file_commit
+bool own_file_commit(AtomicFile *f, const char *path, const char *mark, Error *err);
 
 // A kind of file that a directory of ours has; mark "": any file of the name.
 typedef struct {

@@ -8,5 +8,5 @@ char *path_join(const char *directory, const char *name); // "directory/name", m
 char *path_parent(const char *path);
 const char *path_name(const char *path); // the part after the last slash
 char *path_unused(const char *path);     // path.1, or path with the first unused number; malloced
-bool path_is_same(const char *a,
-                  const char *b); // the same existing file or directory, by whatever name or link
+// the same existing file or directory, by whatever name or link
+bool path_is_same(const char *a, const char *b);

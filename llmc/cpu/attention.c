@@ -254,8 +254,8 @@ typedef struct {
     // one block of keys
     LeftOperand keys, values; // K, V: BLOCK_KEYS x HS
     LeftOperand keys_t;       // K^T: HS x BLOCK_KEYS
-    TileResult dkeys,
-        dvalues;            // dK, dV: BLOCK_KEYS x HS, or of all keys where query heads share them
+    // dK, dV: BLOCK_KEYS x HS, or of all keys where query heads share them
+    TileResult dkeys, dvalues;
     RightOperand dscores_t; // dS^T: BLOCK_KEYS x BLOCK_QUERIES
     // one panel: 8 x BLOCK_QUERIES
     TileResult scores_panel, dprobs_panel;  // scores^T, dP^T

@@ -27,9 +27,9 @@ typedef struct {
     int compute_capability; // 75, 80, 86, 89, 90, 100, 120: major * 10 + minor
     int num_sms;            // multiprocessors
     int shared_per_block;   // bytes of dynamic shared memory that a block may ask for
-    bool
-        early_launch; // kernels are launched with programmatic stream serialisation, see kernel.cuh
-    bool graphs;      // device_graph_* record; else the ops of every pass run as they are called
+    // kernels are launched with programmatic stream serialisation, see kernel.cuh
+    bool early_launch;
+    bool graphs;        // device_graph_* record; else the ops of every pass run as they are called
     int exchange_units; // multiprocessors that products leave to an exchange that is in flight
     int requests;       // of the exchange, that are in flight
     DeviceOptions options;

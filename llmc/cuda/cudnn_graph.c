@@ -206,8 +206,8 @@ typedef struct {
     bool grouped;             // fewer heads of k and v than of q: a matmul repeats them
     Four rows;                // (B,NH,T,HS)
     Four kv_rows, kv_columns; // (B,NKV,T,HS) and (B,NKV,HS,T)
-    Four in_qkv, in_qkv_transposed, in_out,
-        in_heads; // strides within (B,T,NH + 2 NKV,HS), (B,T,NH,HS), (B,NH,T,HS)
+    // strides within (B,T,NH + 2 NKV,HS), (B,T,NH,HS), (B,NH,T,HS)
+    Four in_qkv, in_qkv_transposed, in_out, in_heads;
     Four square, in_square, in_square_transposed; // (B,NH,T,T)
     Four per_row, in_rows;                        // (B,NH,T,1)
 } Layouts;

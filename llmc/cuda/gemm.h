@@ -24,8 +24,8 @@ typedef enum {
 // is a matrix (cols, rows) with leading dimension cols.
 typedef struct {
     const char *op; // for messages
-    bool transpose_a,
-        transpose_b; // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
+    // A is (k,m) in memory instead of (m,k), B is (n,k) instead of (k,n)
+    bool transpose_a, transpose_b;
     int64_t m, n, k;
     int64_t stack;         // number of products, operands one after the other; 0: one
     DType in_a, in_b, out; // of A, B and D; A and B differ in fp8 only
@@ -33,8 +33,8 @@ typedef struct {
     GemmEpilogue epilogue;
     const void *a, *b;
     const void *c; // the addend, of D's type and shape; NULL: none; d: D +=
-    const float *scale_a,
-        *scale_b;   // fp8, on the device: factors of A and B, read when the product runs
+    // fp8, on the device: factors of A and B, read when the product runs
+    const float *scale_a, *scale_b;
     bool fast_sums; // fp8: sums may stay in the tensor cores' registers, see fp8_matmul
     bool timed;     // of a training step: worth a contest of the candidates
     void *d, *aux;

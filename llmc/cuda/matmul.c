@@ -9,8 +9,8 @@
 
 static int64_t library_bytes; // the workspace during a product
 static bool gelu_again;       // OpsShape
-static int64_t channels,
-    step_rows[3]; // of a training step: C or 0; B T, a chunk of the head's rows, its last chunk
+// of a training step: C or 0; B T, a chunk of the head's rows, its last chunk
+static int64_t channels, step_rows[3];
 
 void cuda_matmul_note_shape(OpsShape shape) {
     const int64_t N = shape.B * shape.T, chunk = ops_head_chunk_rows(shape);

@@ -225,8 +225,8 @@ enum {
 struct Codes {
     float m[256], v[256];          // what they stand for: signed, unsigned
     float begin[DYNAMIC8_DECADES]; // of a decade
-    float m_cells[DYNAMIC8_DECADES],
-        v_cells[DYNAMIC8_DECADES]; // in one, on the scale of magnitudes
+    // in one, on the scale of magnitudes
+    float m_cells[DYNAMIC8_DECADES], v_cells[DYNAMIC8_DECADES];
 };
 
 // dynamic8_code with the quotients of the table: the same operations, the same bits.

@@ -91,8 +91,8 @@ struct DataLoader {
     int64_t filled, released;
     bool failed; // reading batch `filled` failed, and the reader has ended
     Error error; // why
-    atomic_bool
-        stop; // also checked between windows, so that destroy does not wait for a large batch
+    // also checked between windows, so that destroy does not wait for a large batch
+    atomic_bool stop;
 
     // Used only by the thread that calls next; no lock needed.
     int64_t handed_out; // batches

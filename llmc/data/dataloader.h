@@ -44,8 +44,8 @@ typedef struct {
     int64_t batch_windows;  // windows in a full micro-batch (B)
     int64_t step_windows;   // windows in a step (total batch / T), of all groups
     int64_t groups;         // of a step; 0: one. The last micro-batch of a group may be smaller
-    int64_t first_group,
-        group_count;  // those that this loader reads; the windows of the others are skipped. 0: all
+    // those that this loader reads; the windows of the others are skipped. 0: all
+    int64_t first_group, group_count;
     int64_t position; // windows consumed before the first batch, which begins a step
     uint64_t seed;
     bool shuffle;           // false: in file order, starting over at the end

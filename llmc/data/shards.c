@@ -418,8 +418,8 @@ ShardWriter *shard_writer_open(const char *path, int token_bytes, int64_t vocab,
                 eot < INT32_MAX,
             "shard writer: vocabulary %lld, end-of-text %lld", (long long)vocab, (long long)eot);
 
-    const char header[SHARD_HEADER_BYTES] = {
-        0}; // all zeros is not a shard, in case the file is found half written
+    // all zeros is not a shard, in case the file is found half written
+    const char header[SHARD_HEADER_BYTES] = {0};
     ShardWriter *w = memory_zeroed(1, sizeof *w);
     REQUIRE_MEMORY((w->path = strdup(path)), "a path");
     w->token_bytes = token_bytes;

@@ -40,8 +40,8 @@ typedef struct {
     int64_t num_tokens;
     int64_t vocab, eot; // 0, -1: not stated
     uint64_t samples;   // XXH3 of its first, middle and last 4 KiB
-    int64_t
-        first_window; // number of windows in the shards before this one (for the T of shards_open)
+    // number of windows in the shards before this one (for the T of shards_open)
+    int64_t first_window;
     int64_t num_windows; // (num_tokens - 1) / T
 } Shard;
 

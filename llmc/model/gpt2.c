@@ -183,8 +183,8 @@ void block_forward(const Block *b, Tensor out) {
     const Weights *p = &b->p;
     gpt2_norm_forward(config_of(b), a->ln1, a->ln1_mean, a->ln1_rstd, a->residual1, p->ln1w,
                       p->ln1b); // (B,T,C)
-    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw,
-                   p->qkvb); // (B,T,(NH + 2 NKV) HS)
+    // (B,T,(NH + 2 NKV) HS)
+    linear_forward(b, LINEAR_QKV, a->qkv, tensor_none(), a->ln1, p->qkvw, p->qkvb);
     qk_forward(b);
 
     if (b->pass == PASS_TOKEN) {

@@ -41,9 +41,8 @@ void memory_plan_solve(MemoryPlan *plan);
 
 int64_t memory_plan_offset(const MemoryPlan *plan, int handle);
 int64_t memory_plan_total(const MemoryPlan *plan); // arena bytes
-int64_t memory_plan_class_bytes(const MemoryPlan *plan,
-                                MemoryClass c); // bytes of a class in the arena; the classes
-                                                // sum to memory_plan_total
+// bytes of a class in the arena; the classes sum to memory_plan_total
+int64_t memory_plan_class_bytes(const MemoryPlan *plan, MemoryClass c);
 // The lower bound: the largest sum of bytes alive at any tick, permanent tensors included; *tick is
 // the first one that reaches it (tick may be NULL). Known before the layout.
 int64_t memory_plan_live_peak(const MemoryPlan *plan, int *tick);

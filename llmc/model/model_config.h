@@ -73,8 +73,8 @@ int64_t model_kv_heads(const ModelConfig *config);  // NKV
 int64_t model_head_size(const ModelConfig *config); // HS
 float model_eps(const ModelConfig *config);
 bool model_is_gpt2(const ModelConfig *config); // its block
-bool model_same_block(const ModelConfig *a,
-                      const ModelConfig *b); // the sizes of its heads and the norms' eps included
+// the sizes of its heads and the norms' eps included
+bool model_same_block(const ModelConfig *a, const ModelConfig *b);
 // The family that has this block, heads and tied head aside: "gpt2", "qwen3", ...; NULL if none
 // has. And the class of transformers that loads the model, "Qwen3ForCausalLM"; NULL if none does.
 const char *model_family(const ModelConfig *config);

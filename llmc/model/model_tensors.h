@@ -23,8 +23,8 @@ const Partition *model_partition(const Model *model);
 Tensor model_unit_weights(const Model *model, int unit);
 Tensor model_unit_gradients(const Model *model, int unit);       // of the micro-steps
 Tensor model_unit_sums(const Model *model, int unit, int level); // of groups: level 0 .. levels - 1
-Tensor model_own_gradients(const Model *model,
-                           int unit); // this process's range of the unit: the sums of all
+// this process's range of the unit: the sums of all
+Tensor model_own_gradients(const Model *model, int unit);
 Tensor model_exchange_buffer(const Model *model, int half); // 0 or 1, in the dtype of gradients
 Tensor model_norm(const Model *model); // (processes, norm parts and more) fp32: sums of squares
 

@@ -25,8 +25,8 @@ typedef struct {
     int num_units, processes;
     int64_t elements; // of all units, padding included
     int64_t *begin;   // (num_units + 1): where a unit begins
-    int64_t
-        *bounds; // (num_units, processes + 1): process r owns elements [r] .. [r + 1] of the memory
+    // (num_units, processes + 1): process r owns elements [r] .. [r + 1] of the memory
+    int64_t *bounds;
     int64_t *offsets; // (num_parameters): where a parameter begins, a multiple of PLAN_ALIGNMENT
     int *units;       // (num_parameters): its unit
     int num_norm_parts;

@@ -10,8 +10,8 @@ typedef struct {
     const char *name; // "A100 80GB"
     const char *also; // another name for it on the command line: "a100"; NULL: none
     double memory;    // bytes; a GB of a datasheet counted as 10^9: never more than there is
-    double peak_bf16, peak_fp16,
-        peak_32;            // FLOP/s, dense, fp32 accumulation; 0: none. 32: on TF32 tensor cores
+    // FLOP/s, dense, fp32 accumulation; 0: none. 32: on TF32 tensor cores
+    double peak_bf16, peak_fp16, peak_32;
     double peak_fp8;        // e4m3; 0: none
     double bandwidth;       // bytes/s
     double link;            // bytes/s from or to the host, one way: PCIe x16

@@ -39,8 +39,8 @@ typedef struct {
     PlannedMemory memory;
     int64_t batch;  // the largest B at the -r of model; 0: not one sequence fits
     StepLimit step; // of one GPU's share; nearly the same for smaller micro-batches
-    double exchange_bytes,
-        exchange_rate; // of several GPUs: sent by each in a step; bytes/s, 0: unknown
+    // of several GPUs: sent by each in a step; bytes/s, 0: unknown
+    double exchange_bytes, exchange_rate;
     double exchange_seconds, exposed_seconds; // the second: at least, beside computation
     double efficiency; // step.seconds / step_seconds: the part of a step that computes
     double tokens, steps, step_tokens; // of the run, 0: unknown; of a step

@@ -59,8 +59,8 @@ typedef struct {
     PredictedOp ops[MOST_PREDICTED_OPS]; // none with --fp8 or --offload
     bool is_known; // of this GPU and dtype; otherwise nothing below, and no seconds above
     bool is_limit; // its times are those of the datasheet's peak and bandwidth
-    Estimate step, between,
-        launch; // seconds: of a step, its part between kernels, and between two of them
+    // seconds: of a step, its part between kernels, and between two of them
+    Estimate step, between, launch;
 } Prediction;
 
 typedef struct {

@@ -13,8 +13,8 @@ typedef struct {
     RunLog *log;
     DeviceSpeed speed; // measured at the start
     double peak_flops; // the denominator of mfu
-    double
-        datasheet; // the peak of the datasheet; 0: not known, mfu counts against the measured rate
+    // the peak of the datasheet; 0: not known, mfu counts against the measured rate
+    double datasheet;
 } ReportFacts;
 
 void report_header(const ReportFacts *facts);

@@ -35,8 +35,8 @@ typedef struct {
     Recompute recompute;
     Tokenizer *tokenizer; // NULL: samples are shown as token numbers
     ModelExtras extras;   // of the directory that the weights come from
-    int32_t
-        ends[MAX_END_TOKENS]; // the tokens that end a sample: all that the model or the data state
+    // the tokens that end a sample: all that the model or the data state
+    int32_t ends[MAX_END_TOKENS];
     int num_ends;
     ChoiceSets choices;
     int64_t choice_examples; // of each set; 0: all

@@ -39,8 +39,8 @@ typedef struct {
     const Parameter *p;
     int index;           // of p
     int64_t first, rows; // of p
-    int64_t
-        head; // rows of a head, of which the two halves alternate in the file; 0: they are as ours
+    // rows of a head, of which the two halves alternate in the file; 0: they are as ours
+    int64_t head;
     bool normalized; // each row as weights_normalize_row makes it
     GgufType type;
     int64_t offset, bytes;

@@ -40,8 +40,8 @@ typedef struct {
     DType dtype;                // of the weights in the file: fp32, fp16 or bf16
     int64_t eot;                // ends a text, -1: not known
     const Tokenizer *tokenizer; // NULL: its files are not written
-    const ModelExtras
-        *extras; // of the directory that the model comes from; NULL: it comes from none
+    // of the directory that the model comes from; NULL: it comes from none
+    const ModelExtras *extras;
 } HuggingFaceModel;
 // The extras, which may be none; the token before every text, -1: none.
 const ModelExtras *huggingface_extras(const HuggingFaceModel *m);

@@ -33,15 +33,15 @@ typedef struct {
     DataFacts train, val;
     int64_t mixture_start; // position since which the weights of the sources hold
     int source_count;      // 0: the run has read one corpus, and its position says how much
-    SourceState
-        *sources; // malloced: those of the mixture in their order, then those that were left out
+    // malloced: those of the mixture in their order, then those that were left out
+    SourceState *sources;
     StepControl control; // windows of the outlier detector, loss scale, updates made
-    OptimizerKind
-        optimizer;      // the optimizer whose state is saved; set by read, write uses the model's
+    // the optimizer whose state is saved; set by read, write uses the model's
+    OptimizerKind optimizer;
     char *options_json; // the options in force, one JSON object; malloced by read, given by write
     char *tuning;       // device_tuning; malloced by read, given by write, NULL: none
-    const Tokenizer
-        *tokenizer; // given by save: written with the weights; NULL: not known. read leaves NULL
+    // given by save: written with the weights; NULL: not known. read leaves NULL
+    const Tokenizer *tokenizer;
     const ModelExtras *extras; // the same
 } TrainerState;
 

@@ -22,8 +22,8 @@ typedef struct {
     double val_fraction;  // 0: all is for training, 1: for validation
     bool skip_bad;        // count bad input and continue
     int threads;          // that encode or count
-    const Tokenizer
-        *tokenizer; // NULL: a vocabulary of `vocab` tokens is trained on the training part
+    // NULL: a vocabulary of `vocab` tokens is trained on the training part
+    const Tokenizer *tokenizer;
     int64_t vocab;
     Pattern pattern;
     // For a message: the option that gave the number of tokens, "--tokenizer train:", and what
@@ -32,7 +32,7 @@ typedef struct {
     const char *tool, *tool_options; // for advice: "data/prepare", "-o DIR"
     int64_t shard_tokens;
     bool force; // replace the shards of an earlier run
-    void (*on_progress)(void *user,
-                        const CorpusProgress *progress); // after each block, and while merging
+    // after each block, and while merging
+    void (*on_progress)(void *user, const CorpusProgress *progress);
     void *user;
 } CorpusOptions;

@@ -30,5 +30,5 @@ bool corpus_writer_append(CorpusWriter *w, CorpusSide side, const void *tokens, 
                           Error *err);
 bool corpus_writer_finish(CorpusWriter *w, Error *err); // completes the open shards; then only free
 void corpus_writer_free(CorpusWriter *w); // open shards stay as they are; all zero then
-char *corpus_shard_path(const char *directory, CorpusSide side,
-                        int64_t number); // DIRECTORY/train_000012.bin, malloced
+// DIRECTORY/train_000012.bin, malloced
+char *corpus_shard_path(const char *directory, CorpusSide side, int64_t number);

@@ -25,8 +25,8 @@ typedef struct {
     // Standard input, after inputs_spool_stdin has read it.
     bool has_stdin;
     int stdin_fd; // an unnamed file
-    bool
-        stdin_goes_on; // the file has only the beginning; the rest follows on the descriptor itself
+    // the file has only the beginning; the rest follows on the descriptor itself
+    bool stdin_goes_on;
     Packing stdin_packing;
 } InputOptions;
 

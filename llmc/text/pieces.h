@@ -20,8 +20,8 @@ typedef enum {
 typedef struct {
     const char *name;  // "llama3", as after --tokenizer train:N:
     const char *regex; // as in tokenizer.json
-    const char
-        *pre; // tokenizer.ggml.pre of a GGUF file: llama.cpp's name; NULL: it has no such split
+    // tokenizer.ggml.pre of a GGUF file: llama.cpp's name; NULL: it has no such split
+    const char *pre;
 } PatternFacts;
 extern const PatternFacts pattern_facts[NUM_PATTERNS];
 bool pattern_named(const char *name, Pattern *pattern, Error *err);

@@ -9,5 +9,5 @@
 enum { LLMC_TOKENIZER_MAGIC = 20240328 };
 // tiktoken
 Tokenizer *tokenizer_read_ranks(const char *path, const char *text, size_t bytes, Error *err);
-Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes,
-                               Error *err); // gpt2_tokenizer.bin
+// gpt2_tokenizer.bin
+Tokenizer *tokenizer_read_llmc(const char *path, const char *text, size_t bytes, Error *err);

@@ -46,8 +46,8 @@ bool choices_fit(const ChoiceSets *sets, int64_t T, Error *err);
 typedef struct {
     int64_t examples; // scored; 0: a signal came (signals_pending) and there is no score
     int64_t correct, correct_normalised; // of them
-    int64_t
-        cut; // whose context was cut on the left to fit into T tokens, for at least one completion
+    // whose context was cut on the left to fit into T tokens, for at least one completion
+    int64_t cut;
 } ChoiceScore;
 
 // Scores the first `examples` examples (0 = all), which fit (choices_fit). The result does not

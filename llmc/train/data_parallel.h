@@ -44,8 +44,8 @@ void data_parallel_destroy(DataParallel *d);
 // Call in this order. Queued on the compute stream; a failure within a micro-step is told by
 // data_parallel_end.
 void data_parallel_begin(DataParallel *d); // before the first micro-step of a step
-void data_parallel_micro_step(DataParallel *d,
-                              bool last); // before each micro-step; last: of the step
+// before each micro-step; last: of the step
+void data_parallel_micro_step(DataParallel *d, bool last);
 void data_parallel_end_group(DataParallel *d, int number); // after the last one of each group
 // After the last group. Now model_own_gradients have the gradient of the whole step, and without -z
 // 1 all gradients are there; model_step_losses has its losses.

@@ -45,8 +45,8 @@ typedef struct {
 
 typedef struct {
     int32_t *tokens; // (samples, options->tokens): sample i is at tokens + i * options->tokens
-    int64_t
-        *counts; // (samples): the number of tokens, without an end-of-text that ended the sample
+    // (samples): the number of tokens, without an end-of-text that ended the sample
+    int64_t *counts;
     Generated facts; // all of it but the texts and the number of tokens
 } Drawn;
 

@@ -18,8 +18,8 @@ typedef bool GenerateSink(void *context, const char *bytes, int64_t n);
 
 typedef struct {
     const Tokenizer *tokenizer; // NULL: texts are token numbers, and the prompt must be empty
-    const char *
-        prompt; // may contain special tokens. The text begins with tokenizer_begin, then the prompt
+    // may contain special tokens. The text begins with tokenizer_begin, then the prompt
+    const char *prompt;
     int64_t samples;  // 1 .. the decoder's B
     int64_t tokens;   // new tokens of each sample
     bool stop_at_eot; // a sample ends when it draws end-of-text, which is then not part of its text

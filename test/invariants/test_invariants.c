@@ -73,8 +73,8 @@ typedef struct {
     char losses[LOG]; // and norms, rates and scales, by step
     int steps;
     uint64_t evaluations; // all that was validated
-    uint64_t weights, state,
-        files; // the newest checkpoint: its tensors; where it is in its run; all of its bytes
+    // the newest checkpoint: its tensors; where it is in its run; all of its bytes
+    uint64_t weights, state, files;
 } Ending;
 
 static const char *number_text(const cJSON *object, const char *key, char text[32]) {

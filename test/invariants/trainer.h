@@ -69,8 +69,8 @@ static int trainer_listen(int *port) {
 static int trainer_child(const char *directory, const char *arguments, const char *environment) {
     // they would go on with its tests
     static const int cmockas[] = {SIGFPE, SIGILL, SIGSEGV, SIGBUS, SIGSYS, SIGABRT};
-    static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command,
-        *given; // until the process ends
+    // until the process ends
+    static char *words[TRAINER_WORDS], *variables[TRAINER_WORDS], *command, *given;
 
     for (size_t i = 0; i < sizeof cmockas / sizeof *cmockas; i++) signal(cmockas[i], SIG_DFL);
     alarm(TRAINER_SECONDS); // one that waits for a process that is dead

@@ -99,8 +99,8 @@ double op_limit_of_gradient(DType dtype, double stored);
 double op_relative_error(const double *got, const double *want, int64_t n);
 void op_expect(const char *name, double error, double tolerance); // fails unless error <= tolerance
 void op_check(OpTensor x, DType precision);                       // device against .v
-void op_check_scaled(OpTensor x, DType precision,
-                     double factor); // with a limit of factor * op_limit_of_values
+// with a limit of factor * op_limit_of_values
+void op_check_scaled(OpTensor x, DType precision, double factor);
 // Where few terms are added they may cancel, and what is left is no more exact than they were:
 // op_check, or an error of op_limit(of_terms) per element of terms of this root mean square.
 // DTYPE_FP32 where they are added before rounding.

@@ -93,8 +93,8 @@ static void check_positions(ModelOptions options) {
         check_row(logits, want, t, dtype, "token by token");
     }
 
-    const int prompts[] = {
-        2, 32, 33, 34, 63, T - 1, T}; // what goes through at once is rounded up to a multiple of 32
+    // what goes through at once is rounded up to a multiple of 32
+    const int prompts[] = {2, 32, 33, 34, 63, T - 1, T};
     for (int i = 0; i < 7; i++) {
         start(model, 0, S, prompts[i], logits);
         check_row(logits, want, prompts[i] - 1, dtype, "a prompt");

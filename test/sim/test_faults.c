@@ -14,8 +14,8 @@ typedef enum { ON_HOST, IN_KERNEL } Place; // the message of a kernel names kern
 typedef struct {
     const char *fault;
     const char *mode; // build/MODE-sim/test/sim/faults
-    const char
-        *setting; // of the environment; SIM_CC, which makes the fault, is for the wrong twin alone
+    // of the environment; SIM_CC, which makes the fault, is for the wrong twin alone
+    const char *setting;
     const char *message; // that the wrong twin must print
     Place place;
 } Case;

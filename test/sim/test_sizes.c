@@ -112,8 +112,8 @@ TEST(the_head_has_the_fewest_chunks_that_the_memory_allows) {
     assert_int_equal(chunk_rows(64, DTYPE_FP32, 132, 141e9), 16384);
     assert_int_equal(chunk_rows(64, DTYPE_BF16, 132, 80e9), 16384); // 2 GiB at most
     assert_int_equal(chunk_rows(64, DTYPE_BF16, 1, 40e9), 9472);    // 1 GiB at most
-    assert_int_equal(chunk_rows(64, DTYPE_FP16, 40, 16e9),
-                     5120); // 7 would leave more multiprocessors idle
+    // 7 would leave more multiprocessors idle
+    assert_int_equal(chunk_rows(64, DTYPE_FP16, 40, 16e9), 5120);
     for (int64_t B = 1; B < 4096; B *= 2)
         assert_true(chunk_rows(B, DTYPE_BF16, 148, 180e9) * 50304 < (int64_t)1 << 31);
 }

@@ -49,8 +49,8 @@ TEST(a_cut_is_the_first_start_of_a_line_from_the_target_on) {
     for (int64_t from = 1; from <= 14; from++)
         assert_int_equal(corpus_cut(bytes, text, n, from), from <= 4 ? 4 : from <= 8 ? 8 : 14);
     assert_int_equal(corpus_cut(bytes, text, n, 15), 15); // no line ends behind it
-    assert_int_equal(corpus_cut(bytes, "ab\n", 3, 1),
-                     1); // the last newline would leave validation nothing
+    // the last newline would leave validation nothing
+    assert_int_equal(corpus_cut(bytes, "ab\n", 3, 1), 1);
 }
 
 TEST(a_cut_without_lines_is_between_characters) {

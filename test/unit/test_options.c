@@ -266,8 +266,8 @@ TEST(multiple_choice_is_scored_where_something_is_evaluated) {
 
 TEST(a_total_batch_is_a_multiple_of_the_context) {
     assert_reads("-d 500000", "total-batch=500000"); // T is not known yet
-    assert_true(options_check_total_batch(3 * 1024, 1024,
-                                          NULL)); // the last micro-step of -b 2 holds one sequence
+    // the last micro-step of -b 2 holds one sequence
+    assert_true(options_check_total_batch(3 * 1024, 1024, NULL));
     assert_false(options_check_total_batch(1025, 1024, NULL));
     assert_false(options_check_total_batch(1024, 0, NULL));
 }

@@ -95,10 +95,10 @@ TEST(a_step_is_a_multiple_of_its_parts) {
     assert_int_equal(recipe_step_windows(0x1p19, 1024, 1, 12), 516); // 43 of 12: 42.67
     assert_int_equal(recipe_step_windows(0x1p19, 1024, 4, 12), 528); // 11 of 48: 10.67
     assert_int_equal(recipe_step_windows(0x1p19, 1000, 1, 0), 512);  // 524.3
-    assert_int_equal(recipe_step_windows(0x1p19, 1024, 3, 0),
-                     384); // 3 groups of 128: 170.7 is 2^7.4
-    assert_int_equal(recipe_step_windows(0x1p14, 1024, 8, 64),
-                     512); // at least one micro-batch of each
+    // 3 groups of 128: 170.7 is 2^7.4
+    assert_int_equal(recipe_step_windows(0x1p19, 1024, 3, 0), 384);
+    // at least one micro-batch of each
+    assert_int_equal(recipe_step_windows(0x1p14, 1024, 8, 64), 512);
     assert_int_equal(recipe_step_windows(0x1p10, 1024, 8, 0), 8);
 }
 

@@ -159,8 +159,8 @@ TEST(flops_and_elements_are_those_of_the_ops_that_run_again) {
             if (s & RECOMPUTE_QKV) flops += 2.0 * 96 * 288;    // (1,C) x (C,3C)
             if (s & RECOMPUTE_FC) flops += 2.0 * 96 * 384;     // (1,C) x (C,4C)
             if (s & RECOMPUTE_ATTPROJ) flops += 2.0 * 96 * 96; // (1,C) x (C,C)
-            if (s & RECOMPUTE_ATTENTION)
-                flops += 4.0 * 96 * (CONTEXT + 1) / 2; // QK^T and PV over half of the context
+            // QK^T and PV over half of the context
+            if (s & RECOMPUTE_ATTENTION) flops += 4.0 * 96 * (CONTEXT + 1) / 2;
             if (s & RECOMPUTE_GELU && !(s & RECOMPUTE_FC)) elements += 2 * 384;
             if (s & RECOMPUTE_LAYERNORM) elements += 2 * 2 * 96; // ln1, ln2
         }

@@ -67,8 +67,8 @@ TEST(the_lines_are_those_of_the_header) {
 
 TEST(order_statistics_are_exact_and_pass_over_the_first_step) {
     run_summary_step(&s, 99.0, 10, 0.5); // warms up
-    for (int i = 0; i < 2000; i++)
-        run_summary_step(&s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5); // 1 .. 2000 ms, shuffled
+    // 1 .. 2000 ms, shuffled
+    for (int i = 0; i < 2000; i++) run_summary_step(&s, (i * 7919 % 2000 + 1) * 1e-3, 10, 0.5);
     cJSON *object = json_of_summary();
     assert_near(json_number(object, "ms_p50"), 1000.0); // the 1000th of 2000
     assert_near(json_number(object, "ms_p99"), 1980.0);
